@@ -1,0 +1,100 @@
+"""One table of everything that can go wrong for a client: code -> HTTP status, whether to retry, wording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """The `code` a client sees in an error object. Part of the public interface: never renamed."""
+
+    INVALID_REQUEST = "invalid_request"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    UNSUPPORTED_MEDIA = "unsupported_media"
+    INVALID_MEDIA = "invalid_media"
+    MODEL_NOT_FOUND = "model_not_found"
+    ROUTE_NOT_FOUND = "route_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    REQUEST_TOO_LARGE = "request_too_large"
+    TEXT_GENERATION_BUSY = "text_generation_busy"
+    MODEL_LOADING = "model_loading"
+    WORKER_UNAVAILABLE = "worker_unavailable"
+    WORKER_CRASHED = "worker_crashed"
+    SHUTTING_DOWN = "shutting_down"
+    CLIENT_TOO_SLOW = "client_too_slow"
+    ENGINE_ERROR = "engine_error"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a code is answered over HTTP."""
+
+    status: int
+    retryable: bool
+    wording: str
+
+
+_CALLER = {
+    Code.INVALID_REQUEST: (400, "The request is invalid."),
+    Code.UNSUPPORTED_PARAMETER: (400, "A parameter of this request is not supported."),
+    Code.CONTEXT_LENGTH_EXCEEDED: (400, "The prompt is longer than the model's context."),
+    Code.UNSUPPORTED_MEDIA: (400, "This model does not take this kind of input."),
+    Code.INVALID_MEDIA: (400, "An image or file in this request cannot be read."),
+    Code.MODEL_NOT_FOUND: (404, "The model does not exist here."),
+    Code.ROUTE_NOT_FOUND: (404, "There is nothing at this address."),
+    Code.METHOD_NOT_ALLOWED: (405, "This address does not take this method."),
+    Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
+}
+_RETRY = {
+    Code.TEXT_GENERATION_BUSY: (503, "The server is at capacity."),
+    Code.MODEL_LOADING: (503, "The model is still loading."),
+    Code.WORKER_UNAVAILABLE: (503, "No worker serves this model right now."),
+    Code.WORKER_CRASHED: (503, "The worker died while it served this request."),
+    Code.SHUTTING_DOWN: (503, "The server is shutting down."),
+}
+_OURS = {
+    Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream."),
+    Code.ENGINE_ERROR: (500, "The model failed on this request."),
+    Code.INTERNAL_ERROR: (500, "Something went wrong inside the server."),
+}
+
+KINDS: dict[Code, Kind] = {
+    code: Kind(status, retryable, wording)
+    for table, retryable in ((_CALLER, False), (_RETRY, True), (_OURS, False))
+    for code, (status, wording) in table.items()
+}
+
+
+class RequestError(Exception):
+    """A request that ends in an error its client is told about.
+
+    `param` names the field at fault in the client's own spelling, `retry_after_s` is sent as Retry-After.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        details: dict[str, object] | None = None,
+    ) -> None:
+        self.code = code
+        self.kind = KINDS[code]
+        self.message = message or self.kind.wording
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.details = details or {}
+        super().__init__(f"{code}: {self.message}")
+
+
+def code_named(name: str) -> Code:
+    """The code a peer named; one this version does not know counts as `internal_error`."""
+    try:
+        return Code(name)
+    except ValueError:
+        return Code.INTERNAL_ERROR

@@ -1,0 +1,55 @@
+"""Log lines: one a person can read, or one JSON object, on stderr. Never prompt text."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Literal
+
+import msgspec
+
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+
+
+class _Text(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{clock} {self._process:<8} {level}{record.getMessage()}{_traceback(self, record, chr(10))}"
+
+
+class _Json(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if traceback := _traceback(self, record, ""):
+            line["traceback"] = traceback
+        return msgspec.json.encode(line).decode()
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord, lead: str) -> str:
+    return lead + formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def setup(process: str, format: Format = "text", level: Level = "info") -> None:
+    """Send every log line of this process to stderr in one format. Called once, at the composition root."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json(process) if format == "json" else _Text(process))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Libraries speak up only when something is wrong.
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

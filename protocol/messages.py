@@ -1,0 +1,213 @@
+"""The messages between gateway and worker, filed by who receives them.
+
+Every message carries the incarnation of its sender: a random name drawn at process start. What a dead
+incarnation said, and ZeroMQ still delivers, is thereby known as such and dropped. Fields added later have
+defaults, and unknown fields are skipped, so neighbouring versions understand each other; `PROTOCOL_VERSION`
+moves only when that stops being true.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+def new_incarnation() -> str:
+    """A name for one life of one process: 16 hexadecimal digits, never used again."""
+    return secrets.token_hex(8)
+
+
+class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What every message is: tagged with its class name, signed with its sender's incarnation."""
+
+    incarnation: str
+
+
+# --- parts of messages -------------------------------------------------------------------------------
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn. `None` leaves the choice to the model's generation_config.
+
+    `seed` is always set by the gateway, so that a request can be repeated anywhere with the same outcome:
+    the token at a position depends on the seed and that position only.
+    """
+
+    seed: Seed
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+
+class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One image of a request; its bytes are frame number `frame` behind the message."""
+
+    frame: Count
+    mime: str
+    sha256: str
+
+
+class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What one request gained in one step.
+
+    `sequence` counts a request's deltas from 0: a gap or a double is a fault. `text` may be empty while a
+    character or a possible stop string is incomplete.
+    """
+
+    id: str
+    sequence: Count
+    tokens: list[int]
+    text: str = ""
+
+
+class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Token counts of a finished request. `cached_tokens`: how much of the prompt was not computed again."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count = 0
+
+
+class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Seconds a request spent in each phase, on the worker's clock."""
+
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker's model can be asked."""
+
+    images: bool = False
+    tools: bool = False
+    thinking: bool = False
+    system_in_place: bool = False
+
+
+# --- gateway -> worker -------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The gateway has a new peer, or does not know the one that spoke. A worker that hears a gateway
+    incarnation it has not met introduces itself anew; whatever it ran for another one has no reader left."""
+
+    version: int
+
+
+class Rejected(Message, frozen=True):
+    """The gateway will not work with this peer (another protocol version); the worker ends itself."""
+
+    reason: str
+
+
+class Generate(Message, frozen=True):
+    """One request. `messages` is the canonical conversation; `prompt` (text) takes its place for raw
+    completion. `max_tokens` None means until the context is full."""
+
+    id: str
+    sampling: Sampling
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
+    media: list[Media] = []
+    stop: list[str] = []
+    max_tokens: Count | None = None
+    ignore_eos: bool = False
+
+
+class Cancel(Message, frozen=True):
+    """Nobody waits for this request any more. Idempotent; unknown ids are no error."""
+
+    id: str
+
+
+ToWorker = Welcome | Rejected | Generate | Cancel
+
+
+# --- worker -> gateway -------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """The first message of a worker on a connection."""
+
+    version: int
+    model: str
+    pid: int
+    versions: dict[str, str] = {}
+
+
+class Loading(Message, frozen=True):
+    """Progress of a load, in bytes of weights."""
+
+    done: Count
+    total: Count
+
+
+class Ready(Message, frozen=True):
+    """The model is loaded and warm."""
+
+    model: str
+    context_length: Count
+    running_max: Count
+    parameters: Count = 0
+    capabilities: Capabilities = Capabilities()
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
+    and it stands still, the process is alive and the model is not."""
+
+    running: Count
+    waiting: Count
+    steps: Count
+    cache_bytes: Count = 0
+
+
+class Accepted(Message, frozen=True):
+    """The request is well-formed and queued: from here on it ends in `Finished` or `Failed`."""
+
+    id: str
+    prompt_tokens: Count
+
+
+class Events(Message, frozen=True):
+    """One step's deltas of every request that gained something."""
+
+    deltas: list[Delta]
+
+
+class Finished(Message, frozen=True):
+    """Terminal. `reason` is `stop` or `length`."""
+
+    id: str
+    reason: str
+    usage: Usage
+    timings: Timings = Timings()
+
+
+class Failed(Message, frozen=True):
+    """Terminal. `code` is one of `protocol.errors.Code`."""
+
+    id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Goodbye(Message, frozen=True):
+    """The worker ends on purpose; nothing follows."""
+
+    reason: str
+
+
+ToGateway = Hello | Loading | Ready | Heartbeat | Accepted | Events | Finished | Failed | Goodbye

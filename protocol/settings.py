@@ -1,0 +1,133 @@
+"""How a process reads its settings: flags over ROUNDHOUSE_* variables over one TOML file over defaults.
+
+Settings are a frozen `msgspec.Struct` whose fields are `Annotated[type, Meta(description=…)]`; the field
+`max_running` of the section `gateway` is `--max-running`, `ROUNDHOUSE_MAX_RUNNING` and `max_running` under
+`[gateway]`. Everything wrong is reported at once, each with the place it came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+EXIT_CONFIGURATION = 78
+"""sysexits' EX_CONFIG: starting again will not help until a person changes something."""
+
+SECTIONS = ("serve", "gateway", "worker")
+_ENV = "ROUNDHOUSE_"
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class SettingsError(ValueError):
+    """All that is wrong with a process's settings, one line each."""
+
+
+def read(
+    kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
+) -> S:
+    """The settings of a process. Raises `SettingsError`; `--help` prints and exits."""
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    flags = vars(_parser(kind, program, about).parse_args(list(argv)))
+    config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
+    errors: list[str] = []
+    values: dict[str, tuple[object, str]] = {}
+    if config:
+        values |= _from_file(Path(config), section, fields, errors)
+    for name in fields:
+        if (variable := _ENV + name.upper()) in environ:
+            values[name] = environ[variable], variable
+        if name in flags:
+            values[name] = flags[name], "--" + name.replace("_", "-")
+    settings = _convert(kind, values, errors)
+    if settings is None:
+        raise SettingsError("\n".join(errors))
+    return settings
+
+
+def read_or_exit(
+    kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
+) -> S:
+    """`read` for a `__main__`: what is wrong goes to stderr, and the exit status is EX_CONFIG."""
+    try:
+        return read(kind, section, argv, environ, program=program, about=about)
+    except SettingsError as error:
+        exit_with(program, str(error))
+
+
+def exit_with(program: str, message: str) -> NoReturn:
+    """End the process for a reason only a person can mend."""
+    for line in message.splitlines():
+        print(f"{program}: {line}", file=sys.stderr)
+    raise SystemExit(EXIT_CONFIGURATION)
+
+
+def _describe(hint: Any) -> str:
+    metas = [m for m in get_args(hint)[1:] if isinstance(m, msgspec.Meta)]
+    return next((m.description for m in metas if m.description), "")
+
+
+def _is_switch(hint: Any) -> bool:
+    return (get_args(hint)[0] if get_origin(hint) is Annotated else hint) is bool
+
+
+def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description=about, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with the same settings")
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        flag = "--" + field.name.replace("_", "-")
+        help_text = _describe(hints[field.name])
+        if field.default is not msgspec.NODEFAULT and field.default not in (None, ""):
+            help_text += f" (default: {field.default})"
+        help_text = help_text.replace("%", "%%")
+        if _is_switch(hints[field.name]):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
+        else:
+            parser.add_argument(flag, metavar=field.name.rsplit("_", 1)[-1].upper(), help=help_text)
+    return parser
+
+
+def _from_file(
+    path: Path, section: str, fields: list[str], errors: list[str]
+) -> dict[str, tuple[object, str]]:
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        errors.append(f"{path}: {error}")
+        return {}
+    errors += [f"{path}: unknown section [{name}]" for name in document if name not in SECTIONS]
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        errors.append(f"{path}: {section} must be a table")
+        return {}
+    errors += [f"{path}: unknown key {key} in [{section}]" for key in table if key not in fields]
+    return {key: (value, f"{path} [{section}]") for key, value in table.items() if key in fields}
+
+
+def _convert(kind: type[S], values: dict[str, tuple[object, str]], errors: list[str]) -> S | None:
+    converted = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for name, (value, source) in values.items():
+        try:
+            # Flags and variables are text; a TOML value has its own type and must have the right one.
+            converted[name] = msgspec.convert(value, hints[name], strict=not isinstance(value, str))
+        except msgspec.ValidationError as error:
+            errors.append(f"{name}: {error} (from {source})")
+    missing = [
+        field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values
+    ]
+    errors += [f"{name}: is required" for name in missing]
+    if errors:
+        return None
+    try:
+        return kind(**converted)
+    except ValueError as error:  # from the struct's own __post_init__: rules across fields
+        errors.append(str(error))
+        return None

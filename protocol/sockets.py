@@ -1,0 +1,146 @@
+"""How the two ends of the line are made: options, high-water marks, who may connect.
+
+The gateway binds a ROUTER, workers connect a DEALER under their incarnation as identity. `ipc://` lives in a
+directory only its owner can enter; `tcp://` off loopback is refused without CURVE keys.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.auth
+
+from protocol.wire import MESSAGE_BYTES_MAX
+
+SEND_QUEUE_MESSAGES_MAX = 4096
+RECEIVE_QUEUE_MESSAGES_MAX = 4096
+LINGER_MS = 500
+RECONNECT_MS = 50
+RECONNECT_MS_MAX = 1000
+
+
+class EndpointError(ValueError):
+    """An endpoint that must not be used as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Keys of both ends, from a folder made by `write_keys`: whoever can read it may join the line."""
+
+    gateway_public: bytes
+    worker_public: bytes
+    secret: bytes
+
+    @classmethod
+    def load(cls, folder: Path, end: str) -> Curve:
+        """`end` is `gateway` or `worker`. Raises `EndpointError` when a key file is missing or unreadable."""
+        try:
+            gateway, _ = zmq.auth.load_certificate(folder / "gateway.key")
+            worker, _ = zmq.auth.load_certificate(folder / "worker.key")
+            _, secret = zmq.auth.load_certificate(folder / f"{end}.key_secret")
+        except (OSError, ValueError) as error:
+            raise EndpointError(f"CURVE keys in {folder}: {error}") from error
+        if secret is None:
+            raise EndpointError(f"CURVE keys in {folder}: {end}.key_secret holds no secret")
+        return cls(gateway, worker, secret)
+
+
+def write_keys(folder: Path) -> None:
+    """Make the key pairs of both ends in `folder`, readable by their owner only."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for end in ("gateway", "worker"):
+        zmq.auth.create_certificates(folder, end)
+        (folder / f"{end}.key_secret").chmod(0o600)
+
+
+def runtime_directory() -> Path:
+    """The folder for `ipc://` sockets: made with mode 0700 and ours alone. Raises `EndpointError`."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(base) / "roundhouse" if base else Path(tempfile.gettempdir()) / f"roundhouse-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_private(folder)
+    return folder
+
+
+def default_endpoint(port: int) -> str:
+    """Where the gateway that serves HTTP on `port` meets its workers."""
+    return f"ipc://{runtime_directory()}/{port}.sock"
+
+
+def _check_private(folder: Path) -> None:
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise EndpointError(f"{folder} must be a directory of yours with mode 0700")
+
+
+def check_endpoint(endpoint: str, curve: Curve | None) -> None:
+    """Raises `EndpointError` for an endpoint that others could listen on or speak to."""
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc":
+        return
+    if parts.scheme != "tcp":
+        raise EndpointError(f"{endpoint}: must begin with ipc:// or tcp://")
+    if curve is None and not _is_loopback(parts.hostname or ""):
+        raise EndpointError(f"{endpoint}: tcp off loopback needs CURVE keys (--curve-keys)")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    # A peer that sends more in one frame is disconnected by libzmq before it costs memory.
+    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+
+
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: Curve | None
+) -> zmq.Socket[bytes]:
+    """The gateway's end. Raises `EndpointError`, or `zmq.ZMQError` when the address is taken."""
+    check_endpoint(endpoint, curve)
+    socket = context.socket(zmq.ROUTER)
+    _bound(socket)
+    # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    if curve is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = curve.secret
+        socket.curve_publickey = curve.gateway_public
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"roundhouse")
+    socket.bind(endpoint)
+    return socket
+
+
+def connect_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: str, curve: Curve | None
+) -> zmq.Socket[bytes]:
+    """A worker's end. Connects in the background, again and again. Raises `EndpointError`."""
+    check_endpoint(endpoint, curve)
+    socket = context.socket(zmq.DEALER)
+    _bound(socket)
+    socket.setsockopt(zmq.IDENTITY, identity.encode())
+    # Nothing is queued for a gateway that is not there: it would be stale when one comes.
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+    if curve is not None:
+        socket.curve_serverkey = curve.gateway_public
+        socket.curve_publickey = curve.worker_public
+        socket.curve_secretkey = curve.secret
+    socket.connect(endpoint)
+    return socket
