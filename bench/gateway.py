@@ -1,0 +1,142 @@
+"""What the gateway costs: events per second through it, next to the same bytes from a bare ASGI app.
+
+    python -m bench.gateway [--streams 32] [--events 8000] [--rounds 5]
+
+The scripted engine sends as fast as it can. Both servers run under the same uvicorn with the same reader, in
+turns, so that a noisy machine troubles both. `per CPU second` divides by the serving process's own CPU time
+and so leaves out what the reader and the engine take from a machine with few cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import psutil
+import uvloop
+
+from bench.processes import cpu_s, free_port, running, socket_folder, wait_for
+
+EVENT = b'"delta":'
+END = b"data: [DONE]"
+
+
+class Reader(asyncio.Protocol):
+    """Sends one request, counts events until the last, and keeps nothing."""
+
+    def __init__(self, request: bytes, done: asyncio.Future[int]) -> None:
+        self._request, self._done = request, done
+        self._events = 0
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        # What may be the first part of a marker is looked at again together with the next bytes.
+        self._events += (self._tail[1 - len(EVENT) :] + data).count(EVENT)
+        self._tail = (self._tail + data)[-64:]
+        if END in self._tail and not self._done.done():
+            self._done.set_result(self._events)
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(ConnectionError("closed before the last event"))
+
+
+@dataclass(frozen=True)
+class Round:
+    """One measurement of one server."""
+
+    events: int
+    wall_s: float
+    server_cpu_s: float
+
+    @property
+    def per_second(self) -> float:
+        return self.events / self.wall_s
+
+    @property
+    def per_cpu_second(self) -> float:
+        return self.events / self.server_cpu_s
+
+
+async def _read_all(port: int, request: bytes, streams: int) -> int:
+    loop = asyncio.get_running_loop()
+    counts = []
+    for _ in range(streams):
+        done: asyncio.Future[int] = loop.create_future()
+        await loop.create_connection(lambda done=done: Reader(request, done), "127.0.0.1", port)  # type: ignore[misc]
+        counts.append(done)
+    return sum(await asyncio.gather(*counts))
+
+
+def measure(server: psutil.Process, port: int, request: bytes, streams: int) -> Round:
+    """All streams at once, from the first byte asked to the last byte read."""
+    cpu_before, began = cpu_s(server), time.perf_counter()
+    events = uvloop.run(_read_all(port, request, streams))
+    return Round(events, time.perf_counter() - began, cpu_s(server) - cpu_before)
+
+
+def _request(line: str, body: bytes = b"") -> bytes:
+    head = f"{line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def compare(streams: int, events: int, rounds: int) -> tuple[list[Round], list[Round]]:
+    """Gateway and bare app in turns; the first round of each warms up and is left out."""
+    port, bare_port = free_port(), free_port()
+    content = {"role": "user", "content": f"!tokens={events} !text=turntable·"}
+    body = json.dumps({"stream": True, "messages": [content]}, ensure_ascii=False).encode()
+    ask, ask_bare = _request("POST /v1/chat/completions", body), _request(f"GET /{events}")
+    with socket_folder() as folder:
+        endpoint = f"ipc://{folder}/line"
+        gateway_flags = ["--port", str(port), "--endpoint", endpoint, "--log-level", "warning"]
+        fake_flags = ["--endpoint", endpoint, "--max-running", str(streams), "--log-level", "warning"]
+        with (
+            running("broker", gateway_flags) as gateway,
+            running("worker.fake", fake_flags),
+            running("bench.bare", ["--port", str(bare_port)]) as bare,
+        ):
+            wait_for(f"http://127.0.0.1:{port}/ready")
+            wait_for(f"http://127.0.0.1:{bare_port}/1")
+            ours, ceiling = [], []
+            for _ in range(rounds + 1):
+                ours.append(measure(gateway, port, ask, streams))
+                ceiling.append(measure(bare, bare_port, ask_bare, streams))
+    return ours[1:], ceiling[1:]
+
+
+def _row(name: str, rounds: list[Round], value: Callable[[Round], float]) -> float:
+    figures = sorted(value(each) for each in rounds)
+    median = statistics.median(figures)
+    print(f"{name:<34}{figures[0]:>12,.0f}{median:>12,.0f}{figures[-1]:>12,.0f}")
+    return median
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--events", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    ours, ceiling = compare(options.streams, options.events, options.rounds)
+    print(f"{options.streams} streams of {options.events} events, {options.rounds} rounds")
+    print(f"{'events per second':<34}{'min':>12}{'median':>12}{'max':>12}")
+    wall = _row("gateway", ours, lambda r: r.per_second)
+    wall_ceiling = _row("bare ASGI app", ceiling, lambda r: r.per_second)
+    cpu = _row("gateway, per CPU second", ours, lambda r: r.per_cpu_second)
+    cpu_ceiling = _row("bare ASGI app, per CPU second", ceiling, lambda r: r.per_cpu_second)
+    print(f"gateway / bare: {wall / wall_ceiling:.2f} by the clock, {cpu / cpu_ceiling:.2f} by CPU time")
+
+
+if __name__ == "__main__":
+    main()

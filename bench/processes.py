@@ -1,0 +1,68 @@
+"""Servers for a measurement: started on loopback, waited for, stopped, and asked what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+START_S_MAX = 60.0
+STOP_S_MAX = 20.0
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(module: str, arguments: Sequence[str]) -> Iterator[psutil.Process]:
+    """`python -m module arguments…` for as long as the context is open."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A short-lived folder for ipc sockets."""
+    with tempfile.TemporaryDirectory(prefix="rh-") as folder:
+        yield Path(folder)
+
+
+def wait_for(url: str) -> None:
+    """Until `url` answers 200. Raises `TimeoutError`."""
+    deadline = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.05)
+    raise TimeoutError(f"{url} did not answer 200 within {START_S_MAX} s")
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds a process has used so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)

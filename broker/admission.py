@@ -1,0 +1,61 @@
+"""Admitted, or refused at once with a reason and a time to come back. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from broker.inflight import Flight
+from protocol.errors import Code, RequestError
+
+RETRY_AFTER_S_MAX = 120.0
+_NAMED_MAX = 16
+_SMOOTHING = 0.2
+
+
+class Admission:
+    """How many requests a worker may have aboard, and how fast it has been finishing them."""
+
+    def __init__(self, *, running_max: int | None, waiting_max: int) -> None:
+        self._running_max = running_max
+        self._waiting_max = waiting_max
+        self._service_s: float | None = None
+
+    def running_max(self, worker_rows: int) -> int:
+        """Rows a worker is given: its own limit, or ours where that is lower."""
+        return min(worker_rows, self._running_max or worker_rows)
+
+    def check(self, aboard: Sequence[Flight], worker_rows: int) -> None:
+        """Raises `RequestError(text_generation_busy)` when the worker already has all it may have."""
+        if len(aboard) < self.running_max(worker_rows) + self._waiting_max:
+            return
+        running = [f.id for f in aboard if f.started_at is not None]
+        waiting = [f.id for f in aboard if f.started_at is None]
+        raise RequestError(
+            Code.TEXT_GENERATION_BUSY,
+            f"The server is at capacity: {len(running)} requests are running and {len(waiting)} are waiting.",
+            retry_after_s=self.retry_after_s(len(aboard), worker_rows),
+            details={
+                "running": len(running),
+                "waiting": len(waiting),
+                "running_ids": running[:_NAMED_MAX],
+                "waiting_ids": waiting[:_NAMED_MAX],
+            },
+        )
+
+    def served(self, duration_s: float) -> None:
+        """A request finished after so long; the average forgets old ones."""
+        if self._service_s is None:
+            self._service_s = duration_s
+        else:
+            self._service_s += _SMOOTHING * (duration_s - self._service_s)
+
+    def retry_after_s(self, aboard: int, worker_rows: int) -> float:
+        """When one of those aboard can be expected to have made room, in whole seconds, at least 1.
+
+        A request's measured time in the house contains its wait, so the time between two departures is
+        that time divided by those aboard (Little's law).
+        """
+        if self._service_s is None:
+            return 1.0
+        return min(RETRY_AFTER_S_MAX, max(1.0, math.ceil(self._service_s / max(aboard, 1))))

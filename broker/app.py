@@ -1,0 +1,233 @@
+"""Routes and lifespan. What happens behind a route is elsewhere: `dialects`, `dispatch`, `respond`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from broker.config import GatewaySettings
+from broker.dialects import chat
+from broker.dispatch import Dispatcher
+from broker.fleet import Worker
+from broker.inflight import Flight
+from broker.link import Link
+from broker.media import MediaError, read_data_url
+from broker.normalize import Image
+from broker.respond import FlightResponse, error_response, read_body
+from protocol.errors import Code, RequestError
+from protocol.messages import Finished, Media
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 0.25
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the routes work with; put together in `__main__`."""
+
+    settings: GatewaySettings
+    dispatcher: Dispatcher
+    link: Link
+
+
+def create_app(gateway: Gateway) -> Starlette:
+    """The gateway's ASGI application."""
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/models", list_models),
+            Route("/v1/models/{model:path}", get_model),
+            Route("/health", health),
+            Route("/ready", ready),
+        ],
+        middleware=[Middleware(RequestIds)],
+        exception_handlers={
+            RequestError: _on_request_error,
+            HTTPException: _on_http_exception,
+            Exception: _on_exception,
+        },
+        lifespan=_lifespan,
+    )
+    app.state.gateway = gateway
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    gateway: Gateway = app.state.gateway
+    gateway.link.start(gateway.dispatcher.hear, gateway.dispatcher.lost)
+    sweeper = asyncio.create_task(_sweep(gateway.dispatcher))
+    try:
+        yield
+    finally:
+        sweeper.cancel()
+        gateway.link.close()
+
+
+async def _sweep(dispatcher: Dispatcher) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        dispatcher.sweep()
+
+
+# --- routes ------------------------------------------------------------------------------------------
+
+
+async def chat_completions(request: Request) -> ASGIApp:
+    """POST /v1/chat/completions, streamed or whole."""
+    gateway: Gateway = request.app.state.gateway
+    asked = chat.read(await read_body(request, gateway.settings.body_bytes_max))
+    worker = gateway.dispatcher.find(asked.body.model)
+    conversation = chat.conversation(asked, system_in_place=worker.capabilities.system_in_place)
+    media, frames = _read_images(conversation.images, worker, gateway.settings.media_bytes_max)
+    id = "chatcmpl-" + secrets.token_hex(12)
+    generate = chat.generate(
+        asked, conversation.messages, media, id=id, incarnation=gateway.dispatcher.incarnation
+    )
+    created = int(time.time())
+    renderer = (
+        chat.Stream(id=id, model=worker.model, created=created, include_usage=asked.include_usage)
+        if asked.stream
+        else chat.Whole(id=id, model=worker.model, created=created)
+    )
+    return FlightResponse(
+        gateway.dispatcher.flight(worker, generate, frames),
+        renderer,
+        keepalive_s=gateway.settings.keepalive_s,
+        on_end=_log_flight,
+    )
+
+
+def _read_images(
+    images: tuple[Image, ...], worker: Worker, bytes_max: int
+) -> tuple[list[Media], list[bytes]]:
+    media, frames = [], []
+    for index, image in enumerate(images):
+        if not worker.capabilities.images:
+            message = f"{worker.model} does not take images."
+            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=image.param)
+        try:
+            read = read_data_url(image.url, bytes_max=bytes_max)
+        except MediaError as error:
+            raise RequestError(Code.INVALID_MEDIA, str(error), param=image.param) from None
+        media.append(Media(frame=index, mime=read.mime, sha256=read.sha256))
+        frames.append(read.data)
+    return media, frames
+
+
+def _log_flight(flight: Flight, status: int) -> None:
+    end = flight.terminal
+    if isinstance(end, Finished):
+        how = f"{end.reason}, {end.usage.prompt_tokens} + {end.usage.completion_tokens} tokens"
+    elif end is not None:
+        how = f"failed: {end.code}"
+    else:
+        how = f"client left after {flight.tokens_emitted} tokens"
+    log.info("%s %d %s in %.2f s", flight.id, status, how, time.monotonic() - flight.opened_at)
+
+
+async def list_models(request: Request) -> Response:
+    """GET /v1/models: every model a worker has named, whether or not it can serve at this moment."""
+    gateway: Gateway = request.app.state.gateway
+    names = sorted(gateway.dispatcher.fleet.models)
+    return JSONResponse({"object": "list", "data": [_model_object(gateway, name) for name in names]})
+
+
+async def get_model(request: Request) -> Response:
+    """GET /v1/models/{id}; ids may contain slashes."""
+    gateway: Gateway = request.app.state.gateway
+    name = request.path_params["model"]
+    if name not in gateway.dispatcher.fleet.models:
+        raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
+    return JSONResponse(_model_object(gateway, name))
+
+
+def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
+    known = gateway.dispatcher.fleet.models[name]
+    created = int(time.time() - (time.monotonic() - known.first_seen_at))
+    model: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "roundhouse"}
+    if known.context_length:
+        model["context_length"] = known.context_length
+    return model
+
+
+async def health(request: Request) -> Response:
+    """GET /health: the gateway lives."""
+    return JSONResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """GET /ready: some worker can serve; otherwise 503 with the reason and a Retry-After."""
+    gateway: Gateway = request.app.state.gateway
+    gateway.dispatcher.find(None)
+    return JSONResponse({"status": "ready"})
+
+
+# --- errors and ids ----------------------------------------------------------------------------------
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    if error.kind.status >= 500 and request.method == "POST":
+        log.warning("%s %s refused: %s", request.method, request.url.path, error)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        refusal = RequestError(Code.METHOD_NOT_ALLOWED, f"{path} does not take {request.method}.")
+    elif error.status_code == 404:
+        refusal = RequestError(Code.ROUTE_NOT_FOUND, f"There is nothing at {path}.")
+    else:
+        refusal = RequestError(Code.INVALID_REQUEST, error.detail)
+    response = error_response(refusal)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_exception(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(RequestError(Code.INTERNAL_ERROR))
+
+
+class RequestIds:
+    """Every response carries `x-request-id`: the client's own where it sent a sane one, else a fresh one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        id = (
+            given
+            if _REQUEST_ID.fullmatch(given.decode("latin-1"))
+            else b"req_" + secrets.token_hex(12).encode()
+        )
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,168 @@
+"""Which workers live and what they can do. Pure: events and times come in, decisions go out.
+
+Three verdicts take a worker out of service: it is *dead* (its connection is gone: it is forgotten), *silent*
+(no message for a while) or *stalled* (it speaks, and its step counter stands still while rows run). A silent
+or stalled worker that comes back is taken back; a dead one never: its successor has another incarnation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.errors import Code, RequestError
+from protocol.messages import Capabilities, Heartbeat, Hello, Loading, Ready
+
+RETRY_LOADING_S_DEFAULT = 5.0
+RETRY_ABSENT_S = 2.0
+
+
+class Verdict(Enum):
+    """Why a worker gets no requests although it is connected."""
+
+    SILENT = "silent"
+    STALLED = "stalled"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One incarnation of one worker process, as far as the gateway knows it."""
+
+    incarnation: str
+    model: str
+    pid: int
+    met_at: float
+    heard_at: float
+    ready: Ready | None = None
+    loading: tuple[int, int] = (0, 0)
+    steps: int = 0
+    stepped_at: float = 0.0
+    running: int = 0
+    verdict: Verdict | None = None
+
+    @property
+    def serves(self) -> bool:
+        return self.ready is not None and self.verdict is None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.ready.capabilities if self.ready else Capabilities()
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """A model some worker has named, whether or not one serves it now."""
+
+    first_seen_at: float
+    context_length: int = 0
+    load_s: float | None = None
+
+
+class Fleet:
+    """All connected workers, and every model they have ever named."""
+
+    def __init__(self, *, silent_after_s: float, stall_timeout_s: float) -> None:
+        self._silent_after_s = silent_after_s
+        self._stall_timeout_s = stall_timeout_s
+        self._workers: dict[str, Worker] = {}
+        self.models: dict[str, KnownModel] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def get(self, incarnation: str) -> Worker | None:
+        return self._workers.get(incarnation)
+
+    # --- what workers say ---
+
+    def hello(self, message: Hello, now: float) -> Worker:
+        """A worker introduces itself, for the first time or again after the gateway asked."""
+        worker = Worker(message.incarnation, message.model, message.pid, met_at=now, heard_at=now)
+        self._workers[message.incarnation] = worker
+        self.models.setdefault(message.model, KnownModel(first_seen_at=now))
+        return worker
+
+    def loading(self, worker: Worker, message: Loading) -> None:
+        worker.loading = (message.done, message.total)
+
+    def ready(self, worker: Worker, message: Ready, now: float) -> None:
+        worker.ready = message
+        worker.stepped_at = now
+        known = self.models.setdefault(worker.model, KnownModel(first_seen_at=now))
+        known.context_length = message.context_length
+        known.load_s = now - worker.met_at
+
+    def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
+        if message.steps != worker.steps or message.running == 0:
+            worker.steps = message.steps
+            worker.stepped_at = now
+        worker.running = message.running
+
+    def heard(self, worker: Worker, now: float) -> None:
+        """Any message at all is a sign of life."""
+        worker.heard_at = now
+        if worker.verdict is Verdict.SILENT:
+            worker.verdict = None
+            worker.stepped_at = now
+
+    def gone(self, incarnation: str) -> Worker | None:
+        """The verdict *dead*: the worker is forgotten. Idempotent."""
+        return self._workers.pop(incarnation, None)
+
+    # --- what the clock says ---
+
+    def sweep(self, now: float) -> list[Worker]:
+        """Judge everyone; those newly found silent or stalled are returned."""
+        found = []
+        for worker in self._workers.values():
+            verdict = self._judge(worker, now)
+            if verdict is not None and verdict is not worker.verdict:
+                found.append(worker)
+            worker.verdict = verdict
+        return found
+
+    def _judge(self, worker: Worker, now: float) -> Verdict | None:
+        if now - worker.heard_at > self._silent_after_s:
+            return Verdict.SILENT
+        if worker.running > 0 and now - worker.stepped_at > self._stall_timeout_s:
+            return Verdict.STALLED
+        return None
+
+    # --- where a request goes ---
+
+    def find(self, model: str | None, now: float) -> Worker:
+        """A worker that serves `model` now (None: any). Raises `RequestError`."""
+        if model is not None and self.models and model not in self.models:
+            known = ", ".join(sorted(self.models))
+            raise RequestError(
+                Code.MODEL_NOT_FOUND,
+                f"The model `{model}` does not exist here. Available: {known}.",
+                param="model",
+            )
+        candidates = [w for w in self._workers.values() if model in (None, w.model)]
+        serving = [w for w in candidates if w.serves]
+        if serving:
+            return min(serving, key=lambda w: w.running)
+        raise self._not_serving(model, candidates, now)
+
+    def _not_serving(self, model: str | None, candidates: list[Worker], now: float) -> RequestError:
+        loading = [w for w in candidates if w.ready is None and w.verdict is None]
+        name = f"`{model}`" if model else "the model"
+        if not loading:
+            return RequestError(
+                Code.WORKER_UNAVAILABLE,
+                f"No worker serves {name} right now; one is expected back.",
+                retry_after_s=RETRY_ABSENT_S,
+            )
+        worker = loading[0]
+        done, total = worker.loading
+        progress = f" ({100 * done // total}%)" if total else ""
+        known = self.models[worker.model]
+        expected_s = RETRY_LOADING_S_DEFAULT if known.load_s is None else known.load_s
+        left_s = max(1.0, expected_s - (now - worker.met_at))
+        return RequestError(Code.MODEL_LOADING, f"{worker.model} is loading{progress}.", retry_after_s=left_s)
+
+    @property
+    def can_serve(self) -> bool:
+        return any(worker.serves for worker in self._workers.values())

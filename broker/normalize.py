@@ -1,0 +1,275 @@
+"""A conversation in any dialect -> the one canonical form a chat template receives.
+
+Canonical, so that equal conversations make equal prompts and hit the same prefix, and so that templates
+which demand one leading system message and alternating roles accept what agents really send:
+
+* roles are system, user, assistant and tool; a system message stands at index 0, and nowhere else unless
+  the template takes later ones in place;
+* no two neighbours share role and name, except tool results, which are kept one by one;
+* `content` is a string or, where there are images, a list of text parts and `{"type": "image"}` placeholders;
+* a key is absent rather than null or empty, `content` excepted.
+
+Text parts of one message are joined by a newline, as other OpenAI-compatible servers do; messages are joined
+by a blank line.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+from typing import Any
+
+# Deeper arguments stay text: templates walk them with recursive macros, several stack frames to a level.
+ARGUMENTS_DEPTH_MAX = 64
+
+_ROLES = {"developer": "system", "function": "tool"}
+_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1  # what the wire to the worker carries
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot write it; an escape in JSON can make one
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A URL as the client sent it; `param` is where, for error messages: `messages[2].content[0]`."""
+
+    url: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Canonical messages, and the images in the order of their `{"type": "image"}` placeholders."""
+
+    messages: list[dict[str, Any]]
+    images: tuple[Image, ...]
+
+
+# Text, an image still to be set aside, or (None) a placeholder whose image was set aside before.
+_Part = str | Image | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message as read, before its neighbours are joined to it; what is absent is empty."""
+
+    role: str
+    name: str
+    content: str | list[_Part]
+    reasoning: str
+    tool_calls: list[dict[str, Any]]
+    tool_call_id: str
+
+
+def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = False) -> Conversation:
+    """The canonical form of type-checked chat messages: idempotent, sharing nothing mutable with its input.
+
+    `system_in_place`: the template takes system messages anywhere, so late ones stay where they are; hoisting
+    one changes the prompt from its start, which costs the whole cached prefix.
+    Raises ValueError for a content part of unknown type: the dialect should have refused it.
+    """
+    read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if not system_in_place:
+        read.sort(key=lambda message: message.role != "system")  # stable: all others keep their order
+    runs = groupby(enumerate(read), key=_run_key)
+    joined = [_join([message for _, message in run]) for _, run in runs]
+    # Only now: hoisting may have changed the order of the images.
+    images: list[Image] = []
+    return Conversation([_write_message(message, images) for message in joined], tuple(images))
+
+
+# Reading
+
+
+def _read_message(message: Mapping[str, Any], param: str) -> _Message:
+    role = _ROLES.get(message["role"], message["role"])
+    by_assistant = role == "assistant"
+    return _Message(
+        role=role,
+        name=message.get("name") or "",
+        content=_read_content(message, param),
+        reasoning=_read_reasoning(message) if by_assistant else "",
+        tool_calls=_read_tool_calls(message) if by_assistant else [],
+        tool_call_id=(message.get("tool_call_id") or "") if role == "tool" else "",
+    )
+
+
+def _read_content(message: Mapping[str, Any], param: str) -> str | list[_Part]:
+    content = message.get("content") or ""
+    parts: list[_Part]
+    if isinstance(content, str):
+        parts = [content]
+    else:
+        parts = [_read_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
+    parts.append(message.get("refusal") or "")
+    parts = [part for part in parts if part != ""]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
+
+
+def _read_part(part: Mapping[str, Any], param: str) -> _Part:
+    match part["type"]:
+        case "text" | "input_text" | "output_text":
+            return part.get("text") or ""
+        case "refusal":
+            return part.get("refusal") or ""
+        case "image_url" | "input_image":
+            image = part["image_url"]
+            return Image(image if isinstance(image, str) else image["url"], param)
+        case "image":
+            return None
+        case unknown:
+            raise ValueError(f"{param}: a content part of unknown type {unknown!r}")
+
+
+def _read_reasoning(message: Mapping[str, Any]) -> str:
+    # Clients that send both send the same text twice.
+    return message.get("reasoning_content") or message.get("reasoning") or ""
+
+
+def _read_tool_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls = list(message.get("tool_calls") or [])
+    if message.get("function_call"):  # what tool_calls replaced, as the tool role replaced the function role
+        calls.append({"function": message["function_call"]})
+    return [_read_tool_call(call) for call in calls]
+
+
+def _read_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    canonical = {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": _read_arguments(function.get("arguments"))},
+    }
+    return {"id": call["id"], **canonical} if call.get("id") else canonical
+
+
+def _read_arguments(arguments: Any) -> Any:
+    """Arguments as an object; text that is no JSON object, or none that can be passed on, stays as it is."""
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, str):
+        return _copy(arguments)
+    if not arguments.strip():
+        return {}
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):  # ValueError: also integers of thousands of digits
+        return arguments
+    return parsed if isinstance(parsed, dict) and _is_portable(parsed) else arguments
+
+
+def _is_portable(value: Any) -> bool:
+    """Whether `value` survives the wire and a template: bounded depth and numbers, UTF-8 strings."""
+    level = [value]
+    for _ in range(ARGUMENTS_DEPTH_MAX):
+        if not all(map(_is_portable_item, level)):
+            return False
+        level = [item for container in level for item in _items(container)]
+        if not level:
+            return True
+    return False
+
+
+def _is_portable_item(value: Any) -> bool:
+    match value:
+        case str():
+            return _LONE_SURROGATE.search(value) is None
+        case int():
+            return _INTEGER_MIN <= value <= _INTEGER_MAX
+        case float():
+            return isfinite(value)
+        case _:
+            return True
+
+
+def _items(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return [*value.keys(), *value.values()]
+        case list():
+            return value
+        case _:
+            return ()
+
+
+def _copy(value: Any) -> Any:
+    """A deep copy of JSON data, without recursion: a client may nest deeper than our stack reaches."""
+    root = [value]
+    unfinished: list[Any] = [root]
+    while unfinished:
+        container = unfinished.pop()
+        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(item, dict | list):
+                container[key] = item.copy()
+                unfinished.append(container[key])
+    return root[0]
+
+
+# Joining
+
+
+def _run_key(numbered: tuple[int, _Message]) -> tuple[str, str | int]:
+    """Neighbours with equal keys become one message."""
+    index, message = numbered
+    match message.role:
+        case "tool":
+            return "tool", index
+        case "system":
+            return "system", ""  # whatever their names: templates take no second system message
+        case role:
+            return role, message.name
+
+
+def _join(run: list[_Message]) -> _Message:
+    names = {message.name for message in run}
+    return _Message(
+        role=run[0].role,
+        name=names.pop() if len(names) == 1 else "",
+        content=_join_contents([message.content for message in run]),
+        reasoning=_join_texts([message.reasoning for message in run]),
+        tool_calls=[call for message in run for call in message.tool_calls],
+        tool_call_id=run[0].tool_call_id,
+    )
+
+
+def _join_contents(contents: list[str | list[_Part]]) -> str | list[_Part]:
+    """Strings by a blank line, lists by concatenation; beside a list, a string becomes a text part."""
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return _join_texts(texts)
+    parts: list[_Part] = []
+    for is_text, run in groupby(contents, key=lambda content: isinstance(content, str)):
+        if is_text:
+            parts.append(_join_texts([text for text in run if isinstance(text, str)]))
+        else:
+            parts.extend(part for listed in run for part in listed)
+    return [part for part in parts if part != ""]
+
+
+def _join_texts(texts: list[str]) -> str:
+    return "\n\n".join(text for text in texts if text)
+
+
+# Writing
+
+
+def _write_message(message: _Message, images: list[Image]) -> dict[str, Any]:
+    optional = {
+        "name": message.name,
+        "reasoning_content": message.reasoning,
+        "tool_calls": message.tool_calls,
+        "tool_call_id": message.tool_call_id,
+    }
+    present = {key: value for key, value in optional.items() if value}
+    return {"role": message.role, "content": _write_content(message.content, images), **present}
+
+
+def _write_content(content: str | list[_Part], images: list[Image]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    images.extend(part for part in content if isinstance(part, Image))
+    return [_write_part(part) for part in content]
+
+
+def _write_part(part: _Part) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}

@@ -1,0 +1,133 @@
+"""ASGI responses over a flight: a stream of events, or one document. Also errors, and bodies with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from broker.dialects import chat
+from broker.dialects.body import encode
+from broker.inflight import TERMINAL, Flight, Item
+from broker.reader import Reader
+from protocol.errors import Code, RequestError
+
+
+class Renderer(Protocol):
+    """A dialect's second half: a flight's items -> bytes of the body.
+
+    `feed` returns what can be sent now, empty when nothing can, and raises `RequestError` when the flight
+    failed before anything was. After the terminal item it has returned everything.
+    """
+
+    content_type: bytes
+    keepalive: bytes
+    """Sent when nothing else was for a while; empty where the format has no such thing."""
+
+    def feed(self, items: Sequence[Item]) -> bytes: ...
+
+
+def error_response(error: RequestError) -> Response:
+    """An error in OpenAI's shape, with what a client needs to know about trying again."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif error.kind.status >= 500 and not error.kind.retryable:
+        headers["x-should-retry"] = "false"
+    if error.code is Code.REQUEST_TOO_LARGE:
+        headers["connection"] = "close"
+    return Response(
+        encode(chat.error_object(error)), error.kind.status, headers, media_type="application/json"
+    )
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """The whole body. Raises `RequestError(request_too_large)`, at once where the size is declared."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise _too_large(bytes_max)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(bytes_max: int) -> RequestError:
+    return RequestError(Code.REQUEST_TOO_LARGE, f"The request body is larger than {bytes_max} bytes.")
+
+
+class FlightResponse:
+    """Answers one request from its flight.
+
+    The flight's context is open for exactly as long as the client is served: however the response ends, by
+    its last event, by the client leaving or by cancellation, the slot is free and the worker knows.
+    """
+
+    def __init__(
+        self,
+        aboard: AbstractContextManager[Flight],
+        renderer: Renderer,
+        *,
+        keepalive_s: float,
+        on_end: Callable[[Flight, int], None],
+    ) -> None:
+        self._aboard = aboard
+        self._renderer = renderer
+        self._keepalive_s = keepalive_s
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 499  # what the log says of a client that left before it had an answer
+        try:
+            with self._aboard as flight:
+                reader = Reader(flight)
+                watcher = asyncio.ensure_future(_watch(receive, reader))
+                try:
+                    status = await self._answer(reader, send)
+                except RequestError as error:
+                    status = error.kind.status
+                    raise
+                finally:
+                    watcher.cancel()
+                    self._on_end(flight, status)
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
+
+    async def _answer(self, reader: Reader, send: Send) -> int:
+        # Nothing is sent before the worker's first word: a request it refuses gets its status code.
+        started = False
+        while True:
+            items = await reader.items(self._keepalive_s if started else None)
+            if reader.client_gone:
+                return 499
+            body = self._renderer.feed(items) if items else self._renderer.keepalive
+            over = bool(items) and isinstance(items[-1], TERMINAL)
+            if not (body or over):
+                continue
+            if not started:
+                started = True
+                await send(_start(self._renderer.content_type, len(body) if over else None))
+            await send({"type": "http.response.body", "body": body, "more_body": not over})
+            if over:
+                return 200
+
+
+def _start(content_type: bytes, length: int | None) -> Message:
+    headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+async def _watch(receive: Receive, reader: Reader) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reader.leave()

@@ -1,0 +1,1 @@
+"""Tiny random-weight models for the tests, loaded by upstream's real loaders."""

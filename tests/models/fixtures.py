@@ -1,0 +1,57 @@
+"""Where tests get a model folder from: made once per user and version, then shared by all processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+_SOURCES = ("chat_template.jinja", "configs.py", "corpus.py", "make.py", "tokenizer.py", "weights.py")
+_LIBRARIES = ("mlx", "mlx-lm", "tokenizers")
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder, to be read only, of `name` (`dense`, `hybrid` or `sliding`) with seed 0.
+
+    The first call ever takes a few seconds. Safe to call from several processes at once: whoever renames
+    first wins, the others drop theirs. Raises ValueError for another name.
+    """
+    home = _user_folder() / _fingerprint()
+    folder = home / name
+    if not folder.is_dir():
+        home.mkdir(exist_ok=True)
+        _make_aside(name, folder)
+    return folder
+
+
+def _make_aside(name: str, folder: Path) -> None:
+    # Imported late, so that a test of the gateway that finds its model made loads no MLX.
+    from tests.models.make import make_model
+
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        make_model(name, draft)
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _user_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"roundhouse-test-models-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        digest.update(Path(__file__).with_name(source).read_bytes())
+    for library in _LIBRARIES:
+        digest.update(f"{library} {version(library)}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,60 @@
+"""Tiny random-weight models in Hugging Face's folder format, for upstream's real loaders.
+
+    python -m tests.models.make hybrid /tmp/hybrid --seed 0
+
+The same name, seed and library versions give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from tests.models.configs import CONFIGS, context_tokens, generation_config
+from tests.models.tokenizer import save_tokenizer, train_tokenizer
+from tests.models.weights import draw_weights
+
+NAMES = tuple(CONFIGS)
+
+
+def make_model(name: str, folder: Path, seed: int = 0) -> Path:
+    """Write the model called `name` into `folder`, made if absent, and return `folder`.
+
+    `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text); all float32 and under 3 MB.
+    Raises ValueError for another name.
+    """
+    if name not in CONFIGS:
+        raise ValueError(f"no model is called {name!r}; there are {', '.join(NAMES)}")
+    # transformers encodes every Qwen3.5 prompt in NFC whatever its tokenizer.json says; let it say so.
+    tokenizer = train_tokenizer(normalize=name == "hybrid")
+    ids = tokenizer.get_vocab()
+    config = CONFIGS[name](ids)
+    weights = draw_weights(config, tokenizer, seed)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, folder, context_tokens(config))
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", generation_config(ids))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Write a tiny random-weight model.")
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(make_model(arguments.name, arguments.folder, arguments.seed))
+
+
+if __name__ == "__main__":
+    _main()

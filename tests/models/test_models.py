@@ -1,0 +1,185 @@
+"""The made models behave under upstream's own loaders and generator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import stream_generate
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model, load_tokenizer
+from tokenizers import Tokenizer
+
+from tests.models import make
+from tests.models.configs import CONFIGS
+from tests.models.fixtures import model_folder
+from tests.models.tokenizer import SIZE
+from tests.models.weights import draw_weights, new_model
+from worker.pocket import MODEL_PATH
+
+PROMPTS = ("Hello!", "What is the capital of France?", "今天天气很好。", "def main():\n    return 1\n")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=make.NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(name: str) -> tuple[Any, Any]:
+    folder = model_folder(name)
+    model, config = load_model(folder)
+    return model, load_tokenizer(folder, eos_token_ids=config["eos_token_id"])
+
+
+def chat(tokenizer: Any, text: str) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+
+def last_logits(model: Any, tokens: list[int]) -> Any:
+    return model(mx.array([tokens]), cache=make_prompt_cache(model))[0, -1]
+
+
+def test_upstream_generates_sixteen_tokens(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    answer = list(stream_generate(model, tokenizer, chat(tokenizer, "Hello!"), max_tokens=16))
+    assert [step.generation_tokens for step in answer] == list(range(1, 17))
+    assert answer[-1].finish_reason == "length"
+    assert "".join(step.text for step in answer).strip()
+
+
+def test_greedy_text_is_varied_and_does_not_stop(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    for prompt in PROMPTS:
+        answer = list(stream_generate(model, tokenizer, chat(tokenizer, prompt), max_tokens=64))
+        tokens = [step.token for step in answer]
+        assert len(tokens) == 64
+        assert len(set(tokens)) > 32
+        assert len(set(tokens[-16:])) > 8, "it ends in a loop"
+
+
+def test_prompts_differ_in_their_answers(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    first = [mx.argmax(last_logits(model, chat(tokenizer, prompt))).item() for prompt in PROMPTS]
+    assert len(set(first)) == len(PROMPTS)
+
+
+def test_the_best_token_stands_clear_of_rounding(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    ordered = [mx.sort(last_logits(model, chat(tokenizer, prompt))) for prompt in PROMPTS]
+    gaps = sorted(float(logits[-1] - logits[-2]) for logits in ordered)
+    assert gaps[0] > 1e-3
+    assert gaps[len(gaps) // 2] > 0.2
+
+
+def test_the_first_token_of_a_long_prompt_still_counts(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    tokens = tokenizer.encode("The quick brown fox walks over the bridge and sings. " * 30)[:300]
+    other = [tokens[0] + 1, *tokens[1:]]
+    change = float(mx.abs(last_logits(model, tokens) - last_logits(model, other)).max())
+    assert change > 0.1
+
+
+def test_ids_without_text_and_added_tokens_stay_silent(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    logits = last_logits(model, chat(tokenizer, "Hello!"))
+    ordinary_rows = tokenizer.vocab_size
+    assert ordinary_rows < SIZE < logits.size
+    assert float(mx.abs(logits[ordinary_rows:]).max()) < 0.25 * float(logits.max())
+
+
+def test_loading_leaves_the_weights_as_they_were_drawn(name: str, loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    config = CONFIGS[name](tokenizer.get_vocab())
+    trained = Tokenizer.from_file(str(model_folder(name) / "tokenizer.json"))
+    drawn = draw_weights(config, trained, seed=0)
+    original = new_model(config)
+    unchanged = original.sanitize(dict(drawn))
+    assert unchanged.keys() == drawn.keys()
+    assert all(unchanged[key] is drawn[key] for key in drawn)
+
+    original.load_weights(list(drawn.items()))
+    original.eval()
+    assert all(array.dtype == mx.float32 for _, array in tree_flatten(model.parameters()))
+    tokens = chat(tokenizer, "Hello!")
+    assert mx.array_equal(last_logits(original, tokens), last_logits(model, tokens))
+
+
+def test_each_model_has_the_caches_it_is_made_for(name: str, loaded: tuple[Any, Any]) -> None:
+    kinds = [type(layer).__name__ for layer in make_prompt_cache(loaded[0])]
+    expected = {
+        "dense": ["KVCache"] * 2,
+        "hybrid": ["ArraysCache"] * 3 + ["KVCache"],
+        "sliding": ["RotatingKVCache", "RotatingKVCache", "KVCache"] * 2,
+    }
+    assert kinds == expected[name]
+
+
+def test_the_same_seed_makes_the_same_bytes(name: str, tmp_path: Path) -> None:
+    assert contents(make.make_model(name, tmp_path)) == contents(model_folder(name))
+
+
+def test_the_command_makes_the_same_bytes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.models.make", "hybrid", str(tmp_path), "--seed", "0"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
+    assert contents(tmp_path) == contents(model_folder("hybrid"))
+
+
+def test_another_seed_makes_other_weights_and_the_same_tokenizer(tmp_path: Path) -> None:
+    ours, theirs = contents(model_folder("dense")), contents(make.make_model("dense", tmp_path, seed=1))
+    assert {file for file in ours if ours[file] != theirs[file]} == {"model.safetensors"}
+
+
+def test_the_pocket_model_is_what_the_generator_makes() -> None:
+    ours, theirs = contents(MODEL_PATH), contents(model_folder("hybrid"))
+    assert ours.keys() == theirs.keys()
+    assert [file for file in ours if file != "model.safetensors" and ours[file] != theirs[file]] == []
+    weights: Any = mx.load(str(MODEL_PATH / "model.safetensors"))
+    expected: Any = mx.load(str(model_folder("hybrid") / "model.safetensors"))
+    assert weights.keys() == expected.keys()
+    assert all(mx.array_equal(weights[key], expected[key]) for key in expected)
+    assert sum(map(len, ours.values())) < 4_000_000
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no model is called 'huge'"):
+        make.make_model("huge", tmp_path / "huge")
+    assert not (tmp_path / "huge").exists()
+
+
+def test_a_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made: list[str] = []
+    monkeypatch.setattr(make, "make_model", lambda name, folder: made.append(name))
+    folder = model_folder("dense")
+    assert model_folder("dense") == folder
+    assert made == ["dense"]
+    assert [path.name for path in folder.parent.iterdir()] == ["dense"]
+
+
+def test_the_second_of_two_makers_uses_what_the_first_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def overtaken(name: str, folder: Path) -> None:
+        winner = folder.parent / name
+        winner.mkdir()
+        (winner / "config.json").write_text("the first")
+
+    monkeypatch.setattr(make, "make_model", overtaken)
+    folder = model_folder("dense")
+    assert (folder / "config.json").read_text() == "the first"
+    assert [path.name for path in folder.parent.iterdir()] == ["dense"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

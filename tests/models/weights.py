@@ -1,0 +1,139 @@
+"""Random weights that make a lively model: it neither repeats itself nor stops, and minds its prompt.
+
+Drawn uniformly, never normally: integers scaled by one multiplication come out the same to the last bit on
+every processor, where a normal draw goes through a logarithm that does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from tokenizers import Tokenizer
+
+from tests.models.tokenizer import ADDED_TOKENS, token_bytes
+
+_LOUD = 1.0
+_FRAGMENT = 0.7
+_QUIET = 0.1
+# Attention scores of standard deviation 3: each head looks at a few places instead of averaging them all.
+_QUERY_KEY_NORM = 1.7
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How strong each part is; logits come out with a standard deviation of about 4, a median gap of 0.8.
+
+    Where the output layer is the embedding, a token's own embedding must be faint beside what the layers add,
+    or the model's favourite next token is the one it has just read.
+    """
+
+    embedding: float
+    final_norm: float
+    branch: float
+    """Gain of the projections by which a layer adds to the residual stream."""
+    norm_offset: float = 0.0
+    """What the architecture itself adds to a norm's weight."""
+    head: float = 0.5
+
+
+SCALES = {
+    "qwen3": Scales(embedding=1.0, final_norm=1.0, branch=2.0),
+    "qwen3_5": Scales(embedding=0.1, final_norm=5.0, branch=2.0),
+    "gemma3_text": Scales(embedding=0.02, final_norm=25.0, branch=1.0, norm_offset=1.0),
+}
+
+
+def new_model(config: dict[str, Any]) -> Any:
+    """Return mlx-lm's model for `config`, with the weights of its own constructor."""
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    # Upstream's argument classes rewrite the dictionaries they are given.
+    return module.Model(module.ModelArgs.from_dict(copy.deepcopy(config)))
+
+
+def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dict[str, mx.array]:
+    """Return every parameter of the model by name, float32, ready to be saved.
+
+    Deterministic in `seed`, whatever the global random state.
+    """
+    shapes = {name: array.shape for name, array in tree_flatten(new_model(config).parameters())}
+    if config["tie_word_embeddings"]:
+        # Gemma 3's constructor makes an output layer that loading drops again.
+        shapes.pop("lm_head.weight", None)
+    scales = SCALES[config["model_type"]]
+    with mx.stream(mx.cpu):
+        keys = mx.random.split(mx.random.key(seed), len(shapes))
+        weights = {
+            name: _draw(name, shapes[name], key, scales)
+            for name, key in zip(sorted(shapes), keys, strict=True)
+        }
+        output = next(name for name in shapes if name.endswith(_output_name(config)))
+        weights[output] *= mx.array(loudness(tokenizer, weights[output].shape[0]))[:, None]
+        mx.eval(weights)
+    return weights
+
+
+def loudness(tokenizer: Tokenizer, rows: int) -> list[float]:
+    """Return one factor per row of the output layer, so that the text of a random model can be read.
+
+    Whole visible text is loud; parts of a character are softer, so that they occur without filling the text
+    with replacement characters; added tokens, control characters and ids without text are all but silent.
+    """
+    factors = [_loudness_of(piece) for piece in token_bytes(tokenizer)]
+    return factors + [_QUIET] * (rows - len(factors))
+
+
+def _loudness_of(piece: bytes) -> float:
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:
+        return _FRAGMENT
+    if text in ADDED_TOKENS:
+        return _QUIET
+    visible = all(character.isprintable() or character in "\n\u200d" for character in text)
+    return _LOUD if visible else _QUIET
+
+
+def _output_name(config: dict[str, Any]) -> str:
+    return "embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+
+
+def _draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
+    """Draw one parameter around a mean; `spread` is half the width of the uniform distribution."""
+    mean, spread = _distribution(name.split("."), shape, scales)
+    return mean + spread * (2.0 * mx.random.uniform(shape=shape, key=key) - 1.0)
+
+
+def _distribution(name: list[str], shape: tuple[int, ...], scales: Scales) -> tuple[float, float]:
+    match name:
+        case [*_, "A_log"]:
+            return -1.5, 1.5
+        case [*_, "dt_bias"]:
+            # Together with A_log: states that fade over three to a thousand tokens. Upstream's own initial
+            # values forget everything within one.
+            return -2.5, 1.5
+        case [*_, "conv1d", _]:
+            return 0.0, _spread(0.5)
+        case [*_, "embed_tokens", _]:
+            return 0.0, _spread(scales.embedding)
+        case ["lm_head", _]:
+            return 0.0, _spread(scales.head)
+        case [*_, "model", "norm", _]:
+            return scales.final_norm - scales.norm_offset, 0.1 * scales.final_norm
+        case [*_, "q_norm" | "k_norm", _]:
+            return _QUERY_KEY_NORM - scales.norm_offset, 0.2
+        case _ if len(shape) == 1:
+            return 1.0 - scales.norm_offset, 0.1
+        case [*_, "o_proj" | "out_proj" | "down_proj", _]:
+            return 0.0, _spread(scales.branch / math.sqrt(shape[-1]))
+        case _:
+            return 0.0, _spread(1 / math.sqrt(shape[-1]))
+
+
+def _spread(deviation: float) -> float:
+    return math.sqrt(3) * deviation

@@ -1,0 +1,39 @@
+"""`python -m worker`: one model in one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from protocol import lifeline, logs, settings, sockets
+from worker.config import WorkerSettings
+from worker.preload import preload_openblas
+
+
+def main() -> int:
+    """Load the model and serve the gateway until told to stop. The exit status."""
+    configured = settings.read_or_exit(
+        WorkerSettings,
+        "worker",
+        sys.argv[1:],
+        os.environ,
+        program="roundhouse worker",
+        about="Own one model and serve the gateway that asks for it.",
+    )
+    logs.setup("worker", configured.log_format, configured.log_level)
+    # May replace this process by itself, so it comes before the lifeline is taken up and MLX is imported.
+    preload_openblas(sys.argv)
+    lifeline.follow_parent()
+    from worker.models.load import ModelLoader
+    from worker.service import Service
+
+    loader = ModelLoader(configured.model, memory_limit_bytes=configured.memory_limit_bytes)
+    try:
+        service = Service(loader, configured)
+    except sockets.EndpointError as error:
+        settings.exit_with("worker", str(error))
+    return service.run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,247 @@
+"""The scripted engine: a worker in its own real process, without MLX, that does what the prompt says.
+
+It stands beside the real engine behind the same contract, so service, loop, scheduler and wire are the real
+ones. Tests of the gateway and of faults run on it: `python -m worker.fake --endpoint … [--step-ms N]`.
+
+A prompt's tokens are the words of its text. The answer's token at a position is a pure function of seed and
+position, as the real engine promises. Words that begin with `!` are directions:
+
+    !tokens=N   answer with N tokens (else 32)         !slow=MS    a step with this row aboard takes so long
+    !die=N      the process is killed at token N        !hang=N    the model thread blocks for good at token N
+    !fail=N     the step fails at token N               !oom       the prefill runs out of memory
+    !bad        the request can't be prepared           !text=S    the answer's every token reads S
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from protocol import lifeline, logs, settings, sockets
+from protocol.errors import Code, RequestError
+from protocol.messages import Capabilities, Generate
+from worker.config import WorkerSettings
+from worker.contract import Draw, Facts, Model, ModelError, Prepared, Progress
+from worker.service import Service
+
+CONTEXT_LENGTH = 8192
+TOKENS_DEFAULT = 32
+END = 0
+WORDS = ("steam", "signal", "turntable", "wagon", "tender", "駅", "🚂", "boiler", "rails", "whistle")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a prompt asks of the engine, by token number where it has one."""
+
+    tokens: int = TOKENS_DEFAULT
+    slow_ms: float = 0.0
+    die: int | None = None
+    hang: int | None = None
+    fail: int | None = None
+    oom: bool = False
+    bad: bool = False
+    text: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Script:
+        """The directions in a prompt. Raises `RequestError` for one that is not known."""
+        fields: dict[str, Any] = {}
+        for word in text.split():
+            if not word.startswith("!"):
+                continue
+            name, _, value = word[1:].partition("=")
+            if name not in _DIRECTIONS:
+                raise RequestError(Code.INVALID_REQUEST, f"unknown direction !{name}", param="messages")
+            field_name, kind = _DIRECTIONS[name]
+            fields[field_name] = kind(value)
+        return cls(**fields)
+
+
+_DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "tokens": ("tokens", int),
+    "slow": ("slow_ms", float),
+    "die": ("die", int),
+    "hang": ("hang", int),
+    "fail": ("fail", int),
+    "oom": ("oom", lambda value: True),
+    "bad": ("bad", lambda value: True),
+    "text": ("text", str),
+}
+
+
+@dataclass(slots=True)
+class FakeRow:
+    script: Script
+    draw: Draw
+    position: int
+    drawn: int = 0
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """Rows that follow their scripts. Scripts come from the preparers, over a dict that both share."""
+
+    scripts: dict[str, Script]
+    step_ms: float
+    rows: dict[str, FakeRow] = field(default_factory=dict)
+
+    def prefill(self, row: str, tokens: Sequence[int]) -> None:
+        if self.scripts[row].oom:
+            raise MemoryError("scripted: out of memory")
+
+    def start(self, row: str, token: int, position: int, draw: Draw) -> None:
+        if self.scripts[row].oom:
+            raise MemoryError("scripted: out of memory")
+        self.rows[row] = FakeRow(self.scripts[row], draw, position)
+
+    def step(self) -> Mapping[str, int]:
+        pause_ms = max([self.step_ms, *(row.script.slow_ms for row in self.rows.values())])
+        if pause_ms:
+            time.sleep(pause_ms / 1000)
+        return {id: self._draw(row) for id, row in self.rows.items()}
+
+    def _draw(self, row: FakeRow) -> int:
+        script, number = row.script, row.drawn
+        if number == script.die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == script.hang:
+            threading.Event().wait()
+        if number == script.fail:
+            raise RuntimeError("scripted: the step fails")
+        if number >= script.tokens:
+            return END
+        row.drawn += 1
+        seed = row.draw.seed if row.draw.temperature else 0
+        return 1 + (seed + 7 * (row.position + number)) % len(WORDS)
+
+    def drop(self, row: str) -> None:
+        self.rows.pop(row, None)
+        self.scripts.pop(row, None)
+
+    def reset(self) -> None:
+        self.rows.clear()
+
+    def cache_bytes(self) -> int:
+        return 1024 * len(self.rows)
+
+
+@dataclass(slots=True)
+class FakePreparer:
+    scripts: dict[str, Script]
+
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
+        text = request.prompt or "\n".join(_texts(request.messages or []))
+        script = Script.read(text)
+        if script.bad:
+            raise ValueError("scripted: cannot be prepared")
+        tokens = tuple(1 + len(word) for word in text.split()) or (1,)
+        if len(tokens) >= CONTEXT_LENGTH:
+            message = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. "
+            message += f"However, your messages resulted in {len(tokens)} tokens."
+            raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+        self.scripts[request.id] = script
+        return Prepared(
+            id=request.id,
+            tokens=tokens,
+            draw=Draw(seed=request.sampling.seed, temperature=request.sampling.temperature or 0.0),
+            stop=tuple(request.stop),
+            max_tokens=request.max_tokens or CONTEXT_LENGTH - len(tokens),
+            end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
+        )
+
+
+def _texts(messages: list[dict[str, Any]]) -> list[str]:
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        texts += parts
+    return texts
+
+
+@dataclass(slots=True)
+class FakePipeline:
+    """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter."""
+
+    text: str | None
+    stopped: bool = False
+
+    def push(self, token: int) -> str:
+        return self.text if self.text is not None else WORDS[(token - 1) % len(WORDS)] + " "
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(slots=True)
+class FakeLoader:
+    """Loads nothing, in `load_s` seconds."""
+
+    name: str
+    step_ms: float = 0.0
+    load_s: float = 0.0
+    images: bool = False
+    broken: bool = False
+
+    def load(self, progress: Progress) -> Model:
+        if self.broken:
+            raise ModelError("scripted: the model cannot be loaded")
+        for tenth in range(10):
+            progress(tenth * 1000, 10_000)
+            time.sleep(self.load_s / 10)
+        scripts: dict[str, Script] = {}
+        return Model(
+            facts=Facts(self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images), None),
+            engine=FakeEngine(scripts, self.step_ms),
+            open_preparer=lambda: FakePreparer(scripts),
+            open_pipeline=lambda request: FakePipeline(scripts[request.id].text),
+        )
+
+
+class FakeSettings(Struct, frozen=True, kw_only=True):
+    """What can be set on the command line of `python -m worker.fake`."""
+
+    endpoint: Annotated[str, Meta(description="where the gateway is")]
+    name: Annotated[str, Meta(description="the model's name")] = "fake"
+    max_running: Annotated[int, Meta(ge=1, description="rows")] = 16
+    step_ms: Annotated[float, Meta(ge=0, description="how long a step takes")] = 0.0
+    load_s: Annotated[float, Meta(ge=0, description="how long loading takes")] = 0.0
+    stall_timeout_s: Annotated[float, Meta(gt=0, description="seconds without a step")] = 120.0
+    images: Annotated[bool, Meta(description="claims to take images")] = False
+    broken: Annotated[bool, Meta(description="cannot be loaded")] = False
+    log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
+
+
+def main() -> int:
+    """Like `python -m worker`, on the scripted engine."""
+    about = "A worker with a scripted engine, for tests."
+    configured = settings.read_or_exit(
+        FakeSettings, "worker", sys.argv[1:], {}, program="worker.fake", about=about
+    )
+    logs.setup("fake", "text", configured.log_level)
+    lifeline.follow_parent()
+    loader = FakeLoader(
+        configured.name, configured.step_ms, configured.load_s, configured.images, configured.broken
+    )
+    worker_settings = WorkerSettings(
+        endpoint=configured.endpoint,
+        max_running=configured.max_running,
+        stall_timeout_s=configured.stall_timeout_s,
+    )
+    try:
+        return Service(loader, worker_settings).run()
+    except sockets.EndpointError as error:
+        settings.exit_with("worker.fake", str(error))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

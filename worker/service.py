@@ -1,0 +1,345 @@
+"""The I/O thread: the line to the gateway, heartbeats, requests to the pool and on to the model thread.
+
+It is the process's main thread and never touches MLX, so it stays responsive whatever the model does. The
+gateway may come, go and be replaced: while there is none, rows are dropped, since nobody would read them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from importlib import metadata
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol import sockets, wire
+from protocol.errors import Code, RequestError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Cancel,
+    Failed,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Loading,
+    Message,
+    Ready,
+    Rejected,
+    Welcome,
+    new_incarnation,
+)
+from protocol.settings import EXIT_CONFIGURATION
+from worker.config import WorkerSettings
+from worker.contract import Facts, Loader, Model, ModelError
+from worker.loop import Command, Counters, Drop, Loop, Stop, Submit
+from worker.outbox import Outbox
+from worker.pool import Outcome, PreparerPool
+from worker.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.25
+EXIT_BROKEN = 70
+"""sysexits' EX_SOFTWARE: a fresh process is the cure."""
+STOP_WAIT_S = 5.0
+_SENDS_AT_ONCE = 256
+_UNSENT_RETRY_MS = 5
+
+
+class Service:
+    """One worker process. `run` returns its exit status."""
+
+    def __init__(self, loader: Loader, settings: WorkerSettings) -> None:
+        """Connects in the background. Raises `sockets.EndpointError`."""
+        self._loader = loader
+        self._settings = settings
+        self._incarnation = new_incarnation()
+        endpoint = settings.endpoint or sockets.default_endpoint(8000)
+        curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = sockets.connect_dealer(self._context, endpoint, self._incarnation, curve)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor = self._socket.get_monitor_socket(events)
+        self._outbox = Outbox()
+        self._unsent: deque[Message] = deque()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._counters = Counters()
+        self._prepared: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+        self._preparing: set[str] = set()
+        self._pool: PreparerPool | None = None
+        self._facts: Facts | None = None
+        self._loaded = 0, 0
+        self._connected = False
+        self._gateway: str | None = None
+        self._welcome_due = False
+        self._stop_signal: int | None = None
+        self._failure: BaseException | None = None
+        self._last_step = 0, time.monotonic()
+        self._model_thread = threading.Thread(target=self._run_model, name="model", daemon=True)
+
+    # --- the model thread ---
+
+    def _run_model(self) -> None:
+        try:
+            model = self._loader.load(self._report_progress)
+            self._make_loop(model).run()
+        except BaseException as error:  # the thread's boundary: the I/O thread decides what it means
+            self._failure = error
+        self._outbox.wake()
+
+    def _report_progress(self, done: int, total: int) -> None:
+        self._loaded = done, total
+        self._outbox.put(Loading(incarnation=self._incarnation, done=done, total=total))
+
+    def _make_loop(self, model: Model) -> Loop:
+        rows_max = min(self._settings.max_running, model.facts.rows_max or self._settings.max_running)
+        self._pool = PreparerPool(model.open_preparer)
+        self._facts = model.facts
+        self._outbox.put(self._ready(model.facts))
+        return Loop(
+            model=model,
+            scheduler=Scheduler(rows_max=rows_max, prefill_tokens=self._settings.prefill_tokens),
+            incarnation=self._incarnation,
+            inbox=self._inbox,
+            publish=self._outbox.put,
+            backlog=self._outbox.depth,
+            counters=self._counters,
+        )
+
+    # --- the I/O thread ---
+
+    def run(self) -> int:
+        """Until told to stop, or until the model thread ends. The exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._model_thread.start()
+        try:
+            status = self._serve()
+        finally:
+            self._close()
+        return status
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._stop_signal = number
+        self._outbox.wake()
+
+    def _serve(self) -> int:
+        poller = zmq.Poller()
+        for readable in (self._socket, self._monitor, self._outbox.fileno()):
+            poller.register(readable, zmq.POLLIN)
+        next_beat = time.monotonic()
+        while True:
+            wait_s = max(0.0, next_beat - time.monotonic())
+            poller.poll(_UNSENT_RETRY_MS if self._unsent else math.ceil(1000 * wait_s))
+            if self._stop_signal is not None:
+                return self._stop()
+            if not self._model_thread.is_alive():
+                return self._end_of_model()
+            self._watch_connection()
+            self._receive_all()
+            self._take_prepared()
+            self._send_all()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + BEAT_S
+                self._beat()
+
+    def _stop(self) -> int:
+        log.info("stopping")
+        self._unsent.append(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
+        self._send_all()
+        self._inbox.put(Stop())
+        return 0
+
+    def _end_of_model(self) -> int:
+        self._send_all()
+        failure = self._failure
+        if isinstance(failure, ModelError):
+            log.error("%s", failure)
+            return EXIT_CONFIGURATION
+        log.critical("the model thread ended: %r", failure, exc_info=failure)
+        return EXIT_BROKEN
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._model_thread.join(STOP_WAIT_S)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._context.term()
+        self._outbox.close()
+        logging.shutdown()
+        if self._model_thread.is_alive():
+            # A load or a forward pass can't be interrupted, and it must not hold the process up.
+            sys.stderr.flush()
+            os._exit(0 if self._stop_signal is not None else EXIT_BROKEN)
+
+    # --- connection ---
+
+    def _watch_connection(self) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+                self._introduce()
+            elif self._connected:
+                log.warning("the gateway is gone; waiting for it to come back")
+                self._connected, self._gateway = False, None
+                self._abandon_rows()
+
+    def _abandon_rows(self) -> None:
+        self._preparing.clear()
+        self._unsent.clear()
+        self._inbox.put(Drop(None))
+
+    def _introduce(self) -> None:
+        self._welcome_due = True
+        versions = {name: metadata.version(name) for name in ("mlx-roundhouse", "mlx", "mlx-lm")}
+        hello = Hello(
+            incarnation=self._incarnation,
+            version=PROTOCOL_VERSION,
+            model=self._loader.name,
+            pid=os.getpid(),
+            versions=versions,
+        )
+        state: Message
+        if self._facts is not None:
+            state = self._ready(self._facts)
+        else:
+            done, total = self._loaded
+            state = Loading(incarnation=self._incarnation, done=done, total=total)
+        self._unsent.extend((hello, state))
+
+    def _ready(self, facts: Facts) -> Ready:
+        return Ready(
+            incarnation=self._incarnation,
+            model=facts.name,
+            context_length=facts.context_length,
+            running_max=min(self._settings.max_running, facts.rows_max or self._settings.max_running),
+            parameters=facts.parameters,
+            capabilities=facts.capabilities,
+        )
+
+    # --- in ---
+
+    def _receive_all(self) -> None:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message, media = wire.decode_to_worker(frames)
+            except wire.WireError as error:
+                log.warning("dropped a message: %s", error)
+                continue
+            self._hear(message, media)
+
+    def _hear(self, message: Message, media: list[bytes]) -> None:
+        match message:
+            case Welcome():
+                self._meet(message)
+            case Rejected():
+                log.error("turned away by the gateway: %s", message.reason)
+                self._failure = ModelError(message.reason)
+                self._inbox.put(Stop())
+            case Generate():
+                self._take_request(message, media)
+            case Cancel():
+                self._preparing.discard(message.id)
+                self._inbox.put(Drop(message.id))
+
+    def _meet(self, message: Welcome) -> None:
+        if self._gateway not in (None, message.incarnation):
+            self._abandon_rows()
+        if not self._welcome_due:
+            self._introduce()
+        self._gateway, self._welcome_due = message.incarnation, False
+
+    def _take_request(self, request: Generate, media: list[bytes]) -> None:
+        if self._pool is None:
+            self._refuse(request.id, RequestError(Code.MODEL_LOADING))
+            return
+        self._preparing.add(request.id)
+        self._pool.prepare(request, media, self._on_prepared)
+
+    def _on_prepared(self, id: str, outcome: Outcome) -> None:
+        self._prepared.put((id, outcome))
+        self._outbox.wake()
+
+    def _take_prepared(self) -> None:
+        while not self._prepared.empty():
+            id, outcome = self._prepared.get()
+            if id not in self._preparing:
+                continue  # cancelled meanwhile
+            self._preparing.discard(id)
+            if isinstance(outcome, RequestError):
+                self._refuse(id, outcome)
+                continue
+            tokens = len(outcome.tokens)
+            self._unsent.append(Accepted(incarnation=self._incarnation, id=id, prompt_tokens=tokens))
+            self._inbox.put(Submit(outcome))
+
+    def _refuse(self, id: str, error: RequestError) -> None:
+        self._unsent.append(
+            Failed(
+                incarnation=self._incarnation,
+                id=id,
+                code=error.code,
+                message=error.message,
+                param=error.param,
+            )
+        )
+
+    # --- out ---
+
+    def _send_all(self) -> None:
+        if not self._connected:
+            # What is said to nobody is not kept: a gateway that comes later hears the state anew.
+            self._outbox.take(_SENDS_AT_ONCE)
+            self._unsent.clear()
+            return
+        if not self._unsent:
+            self._unsent.extend(self._outbox.take(_SENDS_AT_ONCE))
+        while self._unsent:
+            try:
+                self._socket.send_multipart(wire.encode(self._unsent[0]), zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent.popleft()
+
+    def _beat(self) -> None:
+        counters = self._counters
+        self._unsent.append(
+            Heartbeat(
+                incarnation=self._incarnation,
+                running=counters.running,
+                waiting=counters.waiting + len(self._preparing),
+                steps=counters.steps,
+                cache_bytes=counters.cache_bytes,
+            )
+        )
+        self._send_all()
+        self._check_progress(time.monotonic())
+
+    def _check_progress(self, now: float) -> None:
+        """The verdict *stalled*, by the worker itself: stacks to stderr, then a quick end."""
+        steps, since = self._last_step
+        if self._counters.steps != steps or self._counters.running == 0:
+            self._last_step = self._counters.steps, now
+        elif now - since > self._settings.stall_timeout_s and self._outbox.depth() == 0:
+            log.critical("no step for %.0f s with %d rows running", now - since, self._counters.running)
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            sys.stderr.flush()
+            os._exit(EXIT_BROKEN)
