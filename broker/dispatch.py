@@ -33,11 +33,12 @@ from protocol.messages import (
     ToGateway,
     Welcome,
 )
+from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
 
 Send = Callable[[str, Message, Sequence[bytes]], bool]
-"""(incarnation, message, media frames) -> whether it was handed to the connection."""
+"""(incarnation, message, media frames) -> whether it was handed to the connection. Raises `WireError`."""
 
 
 class Dispatcher:
@@ -74,8 +75,7 @@ class Dispatcher:
         self.admission.check(self.flights.aboard(worker.incarnation), rows)
         flight = self.flights.open(request, worker.incarnation, self._clock())
         try:
-            if not self._send(worker.incarnation, request, media):
-                raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
+            self._board(flight, media)
             yield flight
         finally:
             self.flights.close(flight)
@@ -83,6 +83,14 @@ class Dispatcher:
                 self._cancel(flight)
             elif isinstance(flight.terminal, Finished):
                 self.admission.served(self._clock() - flight.opened_at)
+
+    def _board(self, flight: Flight, media: Sequence[bytes]) -> None:
+        try:
+            sent = self._send(flight.worker, flight.request, media)
+        except WireError as error:  # a number beyond 64 bits in a tool's schema, say
+            raise RequestError(Code.INVALID_REQUEST, f"The request cannot be passed on: {error}.") from None
+        if not sent:
+            raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
 
     def _cancel(self, flight: Flight) -> None:
         self._send(flight.worker, Cancel(incarnation=self.incarnation, id=flight.id), ())

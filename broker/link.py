@@ -35,7 +35,7 @@ class Link:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorman = self._start_doorman(curve_keys) if curve_keys else None
         self._socket = sockets.bind_router(self._context, endpoint, curve)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket()
         self._peer_by_fd: dict[object, str] = {}
         self._hear: Callable[[str, ToGateway], None] = lambda sender, message: None
         self._lost: Callable[[str], None] = lambda sender: None
@@ -69,10 +69,14 @@ class Link:
         self._context.term()
 
     def send(self, peer: str, message: Message, media: Sequence[bytes] = ()) -> bool:
-        """Hand a message to a worker's connection. False when there is none, or its queue is full."""
+        """Hand a message to a worker's connection. False when there is none, or its queue is full.
+
+        Raises `wire.WireError` for a message that cannot be sent to anyone.
+        """
+        frames = wire.encode(message, media)
         try:
-            self._socket.send_multipart([peer.encode(), *wire.encode(message, media)], zmq.NOBLOCK)
-        except (zmq.ZMQError, wire.WireError) as error:
+            self._socket.send_multipart([peer.encode(), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
             self.errors[f"send: {error}"] += 1
             return False
         finally:
@@ -94,6 +98,8 @@ class Link:
         peers = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            if event["event"] != zmq.EVENT_DISCONNECTED:
+                continue
             peer = self._peer_by_fd.pop(event["value"], None)
             if peer is not None:
                 peers.append(peer)

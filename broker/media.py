@@ -10,7 +10,7 @@ from binascii import a2b_qp
 from dataclasses import dataclass
 from hashlib import sha256
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE | re.ASCII)
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _WHITESPACE = b" \t\r\n\f"
 _LINE_BREAKS = b"\t\r\n\f"  # what a URL may be folded with; a space in it stands for itself

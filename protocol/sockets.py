@@ -100,7 +100,10 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _bound(socket: zmq.Socket[bytes]) -> None:
+def _prepare(socket: zmq.Socket[bytes]) -> None:
+    # The monitor must be there before the first connection is, or that one's event is missed. Whoever asks the
+    # socket for its monitor later gets this one.
+    socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -114,7 +117,7 @@ def bind_router(
     """The gateway's end. Raises `EndpointError`, or `zmq.ZMQError` when the address is taken."""
     check_endpoint(endpoint, curve)
     socket = context.socket(zmq.ROUTER)
-    _bound(socket)
+    _prepare(socket)
     # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     if curve is not None:
@@ -132,7 +135,7 @@ def connect_dealer(
     """A worker's end. Connects in the background, again and again. Raises `EndpointError`."""
     check_endpoint(endpoint, curve)
     socket = context.socket(zmq.DEALER)
-    _bound(socket)
+    _prepare(socket)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
     # Nothing is queued for a gateway that is not there: it would be stale when one comes.
     socket.setsockopt(zmq.IMMEDIATE, 1)

@@ -1,8 +1,8 @@
 """The model thread: take commands, plan, carry out, publish. All of MLX happens below `Engine`.
 
 A row's fault ends that row. A step that fails belongs to nobody in particular: its rows fail and the engine
-is reset. After `FAILURES_MAX` failures without a success in between the thread gives up, so that a supervisor
-starts a fresh process.
+is reset. After `FAILURES_MAX` failures without a decode step that works in between the thread gives up, so
+that a supervisor starts a fresh process.
 """
 
 from __future__ import annotations
@@ -210,7 +210,6 @@ class Loop:
             self._fail_row(request.id, error)
             self._count_failure(error)
             return
-        self._failures = 0
         self.scheduler.ran(chunk)
         if chunk.last:
             progress.decode_at = self.clock()

@@ -69,8 +69,7 @@ class Service:
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = sockets.connect_dealer(self._context, endpoint, self._incarnation, curve)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor = self._socket.get_monitor_socket(events)
+        self._monitor = self._socket.get_monitor_socket()
         self._outbox = Outbox()
         self._unsent: deque[Message] = deque()
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()

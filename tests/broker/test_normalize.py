@@ -416,7 +416,7 @@ def test_ten_thousand_messages_take_well_under_a_second(roles: tuple[str, ...]) 
 
 # For every conversation
 
-WORDS = st.text("ab \n\"\\{}é\u2028😀", max_size=6)
+WORDS = st.text('ab \n"\\{}é\u2028😀', max_size=6)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),

@@ -1,0 +1,286 @@
+"""Workers die, hang and come back; the gateway does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.system import Process, System, chat_body, eventually, free_port, running_system, sse_documents
+
+STREAMS = 8
+ROUNDS = 20
+
+
+class Stream(threading.Thread):
+    """Reads one chat stream to its end and keeps what came when."""
+
+    def __init__(self, url: str, body: dict[str, object]) -> None:
+        super().__init__()
+        self._url, self._body = url, body
+        self.events: list[str] = []
+        self.failure: Exception | None = None
+        self.ended_at = 0.0
+
+    def run(self) -> None:
+        try:
+            with httpx.stream(
+                "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=60
+            ) as answer:
+                self.events = [*self._collect(answer)]
+        except Exception as error:
+            self.failure = error
+        self.ended_at = time.monotonic()
+
+    def _collect(self, answer: httpx.Response) -> Iterator[str]:
+        for data in sse_documents(answer.iter_lines()):
+            self.events.append(data)
+            yield data
+
+    @property
+    def flowing(self) -> bool:
+        return len(self.events) > 3
+
+    def assert_ended_with_error(self, code: str) -> None:
+        assert self.failure is None
+        assert self.events[-1] == "[DONE]"
+        error = json.loads(self.events[-2])["error"]
+        assert error["code"] == code
+        assert error["message"]
+
+
+def open_streams(url: str, text: str, **fields: object) -> list[Stream]:
+    streams = [Stream(url, chat_body(text, stream=True, **fields)) for _ in range(STREAMS)]
+    for stream in streams:
+        stream.start()
+    eventually(lambda: all(s.flowing for s in streams), within_s=60, what="all streams flow")
+    return streams
+
+
+class Health(threading.Thread):
+    """Asks /health all the while and keeps the worst answer."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._over = threading.Event()
+        self.bad: list[object] = []
+        self.asked = 0
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=5) as client:
+            while not self._over.wait(0.02):
+                try:
+                    status = client.get("/health").status_code
+                except httpx.TransportError as error:
+                    self.bad.append(error)
+                else:
+                    self.asked += 1
+                    if status != 200:
+                        self.bad.append(status)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Process, str]]:
+    """`roundhouse serve` with the embedded model, ready."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    flags = ["--port", str(port), "--endpoint", f"ipc://{tmp_path}/line"]
+    serve = Process("serve", ["deploy", "serve", *flags], tmp_path)
+    try:
+        eventually(lambda: _status(url, "/ready") == 200, within_s=90, what="ready")
+        yield serve, url
+    finally:
+        serve.stop()
+
+
+def _status(url: str, path: str) -> int:
+    try:
+        return httpx.get(url + path, timeout=5).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def _child(serve: Process, module: str) -> psutil.Process:
+    for child in serve.stats.children():
+        if module in child.cmdline():
+            return child
+    raise AssertionError(f"no {module} among the children")
+
+
+def _live_worker(serve: Process) -> psutil.Process:
+    def look() -> psutil.Process | None:
+        try:
+            return _child(serve, "worker")
+        except (AssertionError, psutil.NoSuchProcess):
+            return None
+
+    return eventually(look, within_s=30, what="a worker process")
+
+
+def kill_under_streams(serve: Process, url: str) -> None:
+    """One round: streams flow, the worker is killed, everyone is told, a new worker serves."""
+    streams = open_streams(url, "Tell me a very long story.", ignore_eos=True)
+    health = Health(url)
+    health.start()
+    killed_at = time.monotonic()
+    _live_worker(serve).kill()
+    for stream in streams:
+        stream.join(10)
+        assert not stream.is_alive()
+        stream.assert_ended_with_error("worker_crashed")
+        assert stream.ended_at - killed_at < 2.0
+    between = httpx.post(f"{url}/v1/chat/completions", json=chat_body("Hello?"), timeout=10)
+    assert between.status_code == 503
+    assert int(between.headers["retry-after"]) >= 1
+    assert between.json()["error"]["code"] in ("worker_unavailable", "model_loading")
+    assert _status(url, "/ready") == 503
+    eventually(lambda: _status(url, "/ready") == 200, within_s=60, what="ready again")
+    after = httpx.post(f"{url}/v1/chat/completions", json=chat_body("Hello?", max_tokens=4), timeout=30)
+    assert after.status_code == 200
+    health.stop()
+    assert health.bad == []
+    assert health.asked > 0
+
+
+@pytest.mark.timeout(600)
+def test_the_gateway_outlives_twenty_kills_under_streams_and_leaks_nothing(
+    served: tuple[Process, str],
+) -> None:
+    serve, url = served
+    gateway = _child(serve, "broker")
+    kill_under_streams(serve, url)  # the first round opens what stays open
+    descriptors, processes = gateway.num_fds(), len(serve.stats.children(recursive=True))
+    for _ in range(ROUNDS - 1):
+        kill_under_streams(serve, url)
+    assert _child(serve, "broker").pid == gateway.pid
+    assert len(serve.stats.children(recursive=True)) == processes
+    eventually(lambda: gateway.num_fds() <= descriptors, within_s=10, what="no descriptor leaked")
+    serve.kill(signal.SIGTERM)
+    assert serve.wait() == 0
+    assert "stopping: 0 requests in flight" in serve.log()
+
+
+def test_a_worker_that_stops_beating_is_silent_and_serves_again_when_it_wakes(tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--silent-after-s", "1"]) as system:
+        worker = system.start_worker("--step-ms", "20")
+        system.wait_ready()
+        streams = open_streams(system.url, "!tokens=8000")
+        worker.kill(signal.SIGSTOP)
+        for stream in streams:
+            stream.join(10)
+            stream.assert_ended_with_error("worker_crashed")
+        refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
+        assert refused.status_code == 503
+        worker.kill(signal.SIGCONT)
+        system.wait_ready()
+        answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=3"))
+        assert answer.status_code == 200
+
+
+def test_a_worker_whose_model_hangs_ends_itself_and_dumps_its_stacks(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        worker = system.start_worker("--stall-timeout-s", "1")
+        system.wait_ready()
+        answer = system.http.post("/v1/chat/completions", json=chat_body("!hang=2"))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "worker_crashed"
+        assert worker.wait() == 70
+        assert "most recent call first" in worker.log()
+
+
+def test_a_gateway_that_returns_finds_its_worker_still_loaded(fake_system: System) -> None:
+    worker = fake_system.workers[0]
+    fake_system.restart_gateway()
+    fake_system.wait_ready()
+    assert worker.running
+    answer = fake_system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=3"))
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_rows_of_a_gateway_that_died_are_dropped(fake_system: System) -> None:
+    streams = open_streams(fake_system.url, "!tokens=8000 !slow=20")
+    fake_system.restart_gateway()
+    for stream in streams:
+        stream.join(10)
+        assert not stream.is_alive()
+    fake_system.wait_ready()
+    # With eight rows still slowing every step down this would take more than three seconds.
+    began = time.monotonic()
+    answer = fake_system.http.post("/v1/chat/completions", json=chat_body("!tokens=200"))
+    assert answer.status_code == 200
+    assert time.monotonic() - began < 2
+
+
+def test_ten_failing_steps_in_a_row_end_the_worker_for_a_restart(fake_system: System) -> None:
+    for _ in range(10):
+        answer = fake_system.http.post("/v1/chat/completions", json=chat_body("!fail=0"))
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "engine_error"
+        assert answer.headers["x-should-retry"] == "false"
+    assert fake_system.workers[0].wait() == 70
+
+
+def test_a_failing_request_takes_no_neighbour_with_it(fake_system: System) -> None:
+    streams = open_streams(fake_system.url, "!tokens=60 !slow=20")
+    for words in ("!oom", "!bad", "!what=3"):
+        assert fake_system.http.post("/v1/chat/completions", json=chat_body(words)).status_code in (400, 500)
+    for stream in streams:
+        stream.join(20)
+        assert stream.events[-1] == "[DONE]"
+        assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_client_that_leaves_frees_its_row(fake_system: System) -> None:
+    with httpx.stream(
+        "POST",
+        f"{fake_system.url}/v1/chat/completions",
+        json=chat_body("!tokens=8000 !slow=100", stream=True),
+    ) as answer:
+        next(answer.iter_lines())
+    whole = threading.Thread(target=_ask_and_leave, args=(fake_system.url,))
+    whole.start()
+    whole.join(10)
+    began = time.monotonic()
+    answer = fake_system.http.post("/v1/chat/completions", json=chat_body("!tokens=50"))
+    assert answer.status_code == 200
+    assert time.monotonic() - began < 2  # 50 steps beside a row that slows each by 100 ms would take 5 s
+    assert "client left" in fake_system.gateway.log()
+
+
+def _ask_and_leave(url: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/chat/completions", json=chat_body("!tokens=8000 !slow=100"), timeout=0.5)
+
+
+def test_a_worker_of_another_protocol_version_is_turned_away(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        script = (
+            "import sys, protocol.messages as m; m.PROTOCOL_VERSION = 999;"
+            "import worker.service as s; s.PROTOCOL_VERSION = 999;"
+            "import worker.fake as f; sys.argv[1:1] = ['--endpoint']; raise SystemExit(f.main())"
+        )
+        worker = subprocess.run(
+            [sys.executable, "-c", script, system.endpoint],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert worker.returncode == 78
+        assert "999" in worker.stderr
+        assert "turned away" in system.gateway.log()
