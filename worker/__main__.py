@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -36,4 +37,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Not SystemExit: MLX's threads abort in the interpreter's teardown, and one in the middle of a forward
+    # pass would be waited for. Nothing is left to save at this point.
+    os._exit(status)

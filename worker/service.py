@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.25
 EXIT_BROKEN = 70
 """sysexits' EX_SOFTWARE: a fresh process is the cure."""
-STOP_WAIT_S = 5.0
+STOP_WAIT_S = 2.0
 _SENDS_AT_ONCE = 256
 _UNSENT_RETRY_MS = 5
 
@@ -178,11 +178,6 @@ class Service:
         self._socket.close()
         self._context.term()
         self._outbox.close()
-        logging.shutdown()
-        if self._model_thread.is_alive():
-            # A load or a forward pass can't be interrupted, and it must not hold the process up.
-            sys.stderr.flush()
-            os._exit(0 if self._stop_signal is not None else EXIT_BROKEN)
 
     # --- connection ---
 

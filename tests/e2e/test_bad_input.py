@@ -1,0 +1,169 @@
+"""What a wrong request gets: a clear 4xx in OpenAI's shape, at once, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.system import System, chat_body, eventually, running_system
+
+ANSWER_S_MAX = 0.5
+"""Generous for a busy machine; a refusal takes a few milliseconds."""
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def nested(depth: int) -> bytes:
+    return b'{"messages":' + b"[" * depth + b"]" * depth + b"}"
+
+
+def with_field(name: str, value: object) -> bytes:
+    return json.dumps({"messages": HELLO, name: value}).encode()
+
+
+BAD = {
+    "malformed JSON": (b'{"messages": ', 400, None),
+    "an empty body": (b"", 400, None),
+    "an array": (b"[1, 2]", 400, None),
+    "null": (b"null", 400, None),
+    "bytes that are not UTF-8": (b'{"model": "\xff\xfe"}', 400, None),
+    "deep nesting": (nested(20_000), 400, "messages[0]"),
+    "deep nesting where nobody looks": (nested(20_000).replace(b"messages", b"unknown"), 400, None),
+    "NaN": (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', 400, None),
+    "no messages": (b"{}", 400, "messages"),
+    "empty messages": (b'{"messages": []}', 400, "messages"),
+    "messages of a wrong type": (b'{"messages": "hi"}', 400, "messages"),
+    "an unknown role": (b'{"messages": [{"role": "wizard", "content": "x"}]}', 400, "messages[0].role"),
+    "a numeric content": (b'{"messages": [{"role": "user", "content": 5}]}', 400, "messages[0].content"),
+    "a text temperature": (with_field("temperature", "hot"), 400, "temperature"),
+    "a temperature out of range": (with_field("temperature", 9), 400, "temperature"),
+    "an infinite temperature": (with_field("temperature", 1e308 * 10), 400, None),
+    "negative max_tokens": (with_field("max_tokens", -1), 400, "max_tokens"),
+    "a stop of a wrong type": (with_field("stop", {"a": 1}), 400, "stop"),
+    "n beyond one": (with_field("n", 2), 400, "n"),
+    "a schema that would not be enforced": (
+        with_field("response_format", {"type": "json_schema", "json_schema": {}}),
+        400,
+        "response_format",
+    ),
+    "an image for a model without eyes": (
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+                ]
+            }
+        ).encode(),
+        400,
+        "messages[0].content[0]",
+    ),
+    "an unknown model": (with_field("model", "no-such-model"), 404, "model"),
+    "a tool schema with a number no wire carries": (
+        with_field(
+            "tools", [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**70}}}]
+        ),
+        400,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_request_is_refused_at_once_and_named(
+    fake_system_shared: System, name: str, stream: bool
+) -> None:
+    body, status, param = BAD[name]
+    if stream:
+        body = body.replace(b'{"messages"', b'{"stream": true, "messages"', 1)
+    began = time.monotonic()
+    answer = fake_system_shared.http.post("/v1/chat/completions", content=body)
+    assert time.monotonic() - began < ANSWER_S_MAX
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert error["param"] == param
+    assert answer.headers["x-request-id"]
+
+
+@pytest.fixture(scope="module")
+def fake_system_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running_system(tmp_path_factory.mktemp("bad")) as system:
+        system.start_worker()
+        system.wait_ready()
+        yield system
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_a_stream_begins(fake_system_shared: System) -> None:
+    answer = fake_system_shared.http.post("/v1/chat/completions", json=chat_body("word " * 9000, stream=True))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_hundred_megabytes_are_refused_before_they_are_sent(fake_system_shared: System) -> None:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n"
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", fake_system_shared.port), timeout=5) as connection:
+        connection.sendall(head.encode() + b"{")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert time.monotonic() - began < ANSWER_S_MAX
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"request_too_large"' in answer
+
+
+def test_a_client_that_sends_a_hundred_megabytes_anyway_hears_the_refusal(fake_system_shared: System) -> None:
+    answer = httpx.post(
+        fake_system_shared.url + "/v1/chat/completions", content=b"x" * 100 * 2**20, timeout=30
+    )
+    assert answer.status_code == 413
+
+
+def test_a_body_that_grows_without_saying_so_is_refused(fake_system_shared: System) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"x" * 2**20
+
+    answer = httpx.post(fake_system_shared.url + "/v1/chat/completions", content=chunks(), timeout=30)
+    assert answer.status_code == 413
+
+
+def test_beyond_capacity_the_answer_is_a_503_at_once_that_names_who_is_there(tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--max-waiting", "1"]) as system, contextlib.ExitStack() as held:
+        system.start_worker("--max-running", "2")
+        system.wait_ready()
+        body = chat_body("!tokens=8000 !slow=50", stream=True)
+        for _ in range(3):
+            # Its headers come once it is accepted, so from here on the place is taken.
+            stream = system.http.stream("POST", "/v1/chat/completions", json=body)
+            assert held.enter_context(stream).status_code == 200
+        refused = eventually(lambda: _refusal(system, running=2), within_s=10, what="two run, one waits")
+        error = refused.json()["error"]
+        assert error["code"] == "text_generation_busy"
+        assert error["waiting"] == 1
+        assert len(error["running_ids"]) == 2
+        assert "2 requests are running and 1 are waiting" in error["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        took = []
+        for _ in range(20):
+            began = time.monotonic()
+            assert _refusal(system, running=2)
+            took.append(time.monotonic() - began)
+        assert sorted(took)[10] < 0.05
+        held.close()
+        system.wait_for("/ready")
+        eventually(lambda: not _refusal(system, running=2), within_s=10, what="room again")
+
+
+def _refusal(system: System, *, running: int) -> httpx.Response | None:
+    answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=1"))
+    if answer.status_code == 503 and answer.json()["error"]["running"] == running:
+        return answer
+    return None
