@@ -1,0 +1,55 @@
+# Each target sets up what it needs. Only python3 (3.11 or newer) with pip, and make, must be there; another
+# interpreter: make PYTHON=python3.12 …
+
+PYTHON ?= python3
+ARGS ?=
+
+# uv from PATH, or else our own, in a folder of .venv that `uv pip sync` does not look into.
+OWN_UV := .venv/tools/bin/uv
+UV := $(or $(shell command -v uv 2>/dev/null; true),$(OWN_UV))
+
+INSTALLED := .venv/.installed
+BIN := .venv/bin
+
+.PHONY: serve test lint fmt bench fuzz lock
+.DELETE_ON_ERROR:
+
+serve: $(INSTALLED)
+	@$(BIN)/roundhouse serve $(ARGS)
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports
+
+fmt: $(INSTALLED)
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(INSTALLED)
+	@$(BIN)/python -m bench.gateway $(ARGS)
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python -m tests.protocol.fuzz $(ARGS)
+
+lock: | $(UV)
+	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \
+		pyproject.toml --group dev -o requirements.lock -q --custom-compile-command "make lock"
+
+# --python throughout: an environment that happens to be active must stay as it is. The last step may build
+# nothing but this package, with the hatchling that the lock has just brought.
+$(INSTALLED): requirements.lock pyproject.toml | $(UV)
+	@echo "Setting up .venv (once, and when requirements.lock changes)"
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=…")'
+	@test -x $(BIN)/python || $(UV) venv --quiet --allow-existing --python "$(PYTHON)" .venv
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(OWN_UV):
+	@PIP_ROOT_USER_ACTION=ignore $(PYTHON) -m pip install --quiet --disable-pip-version-check \
+		--no-warn-script-location --target .venv/tools uv

@@ -1,0 +1,5 @@
+"""`python -m deploy` is `roundhouse`."""
+
+from deploy.cli import main
+
+main()

@@ -1,0 +1,95 @@
+"""The `roundhouse` command. Thin: each command reads what it was told and hands over."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from deploy import serve as serving
+from deploy.supervise import Supervisor
+from protocol import logs, settings, sockets
+
+DISTRIBUTION = "mlx-roundhouse"
+KEY_FILES = ("gateway.key", "gateway.key_secret", "worker.key", "worker.key_secret")
+
+# The three processes read their own flags, with `protocol.settings`, so that flags, variables and the file
+# never drift apart; typer passes every word on, --help included.
+OWN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+app = typer.Typer(
+    name="roundhouse",
+    help="An OpenAI-compatible server for MLX models that keeps the line open.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"roundhouse {importlib.metadata.version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(context_settings=OWN_FLAGS)
+def serve(context: typer.Context) -> None:
+    """Run the gateway and one worker, supervised, in the foreground."""
+    try:
+        given, children = serving.read(context.args, os.environ)
+    except (settings.SettingsError, sockets.EndpointError, OSError) as error:
+        settings.exit_with(serving.PROGRAM, str(error))
+    logs.setup("serve", given.log_format or "text", given.log_level or "info")
+    limits = given.restart_limits()
+    status = Supervisor(children, stop_timeout_s=given.stop_timeout_s, limits=limits).run()
+    logging.getLogger(__name__).info("all stopped, exit status %d", status)
+    raise typer.Exit(status)
+
+
+@app.command(context_settings=OWN_FLAGS)
+def gateway(context: typer.Context) -> None:
+    """Be the gateway process, as launchd and systemd run it. Takes its flags; see gateway --help."""
+    _become("broker", context.args)
+
+
+@app.command(context_settings=OWN_FLAGS)
+def worker(context: typer.Context) -> None:
+    """Be a worker process, as launchd and systemd run it. Takes its flags; see worker --help."""
+    _become("worker", context.args)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to write them; made if it is not there.")],
+) -> None:
+    """Write the CURVE keys that gateway and worker need for a tcp:// endpoint off loopback."""
+    program = "roundhouse keys"
+    if existing := [name for name in KEY_FILES if (folder / name).exists()]:
+        settings.exit_with(program, f"{folder} already holds {', '.join(existing)}")
+    try:
+        sockets.write_keys(folder)
+    except OSError as error:
+        settings.exit_with(program, str(error))
+    typer.echo(f"Keys of both ends are in {folder}. Whoever can read them may join the line.")
+
+
+def _become(module: str, argv: list[str]) -> NoReturn:
+    command = [*serving.python_module(module), *argv]
+    os.execv(command[0], command)
+
+
+def main() -> None:
+    app(prog_name="roundhouse")

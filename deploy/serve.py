@@ -1,0 +1,131 @@
+"""What `roundhouse serve` runs: its settings, and from them the gateway's and the worker's command lines.
+
+Whatever `serve` is told by a flag, a variable or `[serve]` it hands on as a flag, so it wins over `[gateway]`
+and `[worker]`. What it is not told, the children find for themselves, in the same file and environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from deploy.lifecycle import RestartLimits
+from deploy.supervise import STOP_TIMEOUT_S, Child
+from protocol import logs, settings, sockets
+
+PROGRAM = "roundhouse serve"
+ABOUT = """Run the gateway and one worker in the foreground, start again what dies, and stop both on Ctrl-C.
+Every setting is also a variable (--max-running is ROUNDHOUSE_MAX_RUNNING) and a key under [serve] in the
+file named by --config (max_running); a flag wins over a variable, a variable over the file."""
+
+PORT = 8000
+GATEWAY_FLAGS = ("host", "port", "max_waiting", "log_format", "log_level")
+WORKER_FLAGS = ("model", "max_running", "log_format", "log_level")
+
+_HOME = Path(__file__).resolve().parents[1]
+
+
+class ServeSettings(Struct, frozen=True, kw_only=True):
+    """What can be said once for the supervisor and both of its children. None: each child's own default."""
+
+    model: Annotated[
+        str | None, Meta(description="model id or folder; none: the embedded pocket model, no download")
+    ] = None
+    host: Annotated[str | None, Meta(description="address to listen on (default: 127.0.0.1)")] = None
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description=f"port where clients connect (default: {PORT})"),
+    ] = None
+    max_running: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")
+    ] = None
+    max_waiting: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="requests that may wait for the worker; beyond them 503 at once"),
+    ] = None
+    endpoint: Annotated[
+        str | None,
+        Meta(description="where gateway and worker meet, ipc:// or tcp:// (default: a socket named by port)"),
+    ] = None
+    log_format: Annotated[logs.Format | None, Meta(description="text or json (default: text)")] = None
+    log_level: Annotated[
+        logs.Level | None, Meta(description="debug, info, warning or error (default: info)")
+    ] = None
+    stop_timeout_s: Annotated[
+        float, Meta(gt=0, le=86400, description="seconds each child gets to stop before it is killed")
+    ] = STOP_TIMEOUT_S
+    deaths_max: Annotated[
+        int, Meta(ge=0, description="give up when more processes than this died within five minutes")
+    ] = RestartLimits().deaths_max
+    restart_delay_s_max: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="longest wait before a process that keeps dying is started again"),
+    ] = RestartLimits().delay_s_max
+
+    def restart_limits(self) -> RestartLimits:
+        return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_s_max)
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, list[Child]]:
+    """Settings and children, the gateway first. Raises `SettingsError` or `EndpointError`."""
+    given = settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
+    config = config_file(argv, environ)
+    endpoint = given.endpoint or _endpoint_of_gateway(given.port, config)
+    return given, child_commands(given, endpoint, config, environ)
+
+
+def child_commands(
+    given: ServeSettings, endpoint: str, config: str | None, environ: Mapping[str, str]
+) -> list[Child]:
+    """Gateway, then worker: stopped in this order, nothing new comes in while the last requests end."""
+
+    def child(name: str, module: str, flags: Sequence[str]) -> Child:
+        argv = python_module(module)
+        argv += _flag("config", config)
+        argv += _flag("endpoint", endpoint)
+        for flag in flags:
+            argv += _flag(flag, getattr(given, flag))
+        return Child(name, argv, dict(environ))
+
+    return [child("gateway", "broker", GATEWAY_FLAGS), child("worker", "worker", WORKER_FLAGS)]
+
+
+def python_module(module: str) -> list[str]:
+    """The command line of one of our packages, from the tree that this one was imported from.
+
+    `-m` would look into the current folder first: somebody's own `worker.py` must not become our worker. Only
+    a checkout that we run from is such a folder by right.
+    """
+    trusted = Path.cwd() == _HOME
+    return [sys.executable, *([] if trusted else ["-P"]), "-m", module]
+
+
+def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """The TOML file that `settings.read` takes, to be handed on."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config")
+    found: str | None = parser.parse_known_args(list(argv))[0].config
+    return found or environ.get("ROUNDHOUSE_CONFIG") or None
+
+
+def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
+    """Where the gateway would bind by itself: its own section counts, or the two would not meet."""
+    table = tomllib.loads(Path(config).read_text()).get("gateway") if config else None
+    own = table if isinstance(table, dict) else {}
+    if isinstance(endpoint := own.get("endpoint"), str) and endpoint:
+        return endpoint
+    if port is None:
+        # A port of another type is for the gateway to refuse.
+        port = found if isinstance(found := own.get("port"), int) else PORT
+    return sockets.default_endpoint(port)
+
+
+def _flag(name: str, value: object) -> list[str]:
+    # One word with "=": a value that begins with a dash stays a value.
+    return [] if value is None else [f"--{name.replace('_', '-')}={value}"]

@@ -1,0 +1,61 @@
+"""Starts supervisors in processes of their own, with small scripts as children."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.told import Begin, Supervise, Told
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SUPERVISOR = """
+import json, os, signal, sys
+from deploy.lifecycle import RestartLimits
+from deploy.supervise import Child, Supervisor
+from protocol import logs
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+logs.setup("serve")
+os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)  # must not reach any child
+told = json.loads(sys.argv[1])
+children = [Child(name, argv, dict(os.environ)) for name, argv in told["children"]]
+limits = RestartLimits(**told["limits"])
+sys.exit(Supervisor(children, stop_timeout_s=told["stop_timeout_s"], limits=limits).run())
+"""
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Starts processes that are gone, with all their children, when the test is over."""
+    begun: list[Told] = []
+
+    def start(argv: Sequence[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Told:
+        begun.append(Told(argv, cwd, {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}))
+        return begun[-1]
+
+    yield start
+    for told in begun:
+        told.end()
+
+
+@pytest.fixture
+def supervise(begin: Begin) -> Supervise:
+    """Starts a supervisor; its children are given in order as name=script, or name=[argv]."""
+
+    def start(
+        *, stop_timeout_s: float = 10.0, limits: dict[str, float] | None = None, **programs: str | list[str]
+    ) -> Told:
+        children = [
+            [name, [sys.executable, "-c", program] if isinstance(program, str) else program]
+            for name, program in programs.items()
+        ]
+        told = {"children": children, "stop_timeout_s": stop_timeout_s, "limits": limits or {}}
+        return begin([sys.executable, "-c", SUPERVISOR, json.dumps(told)])
+
+    return start
