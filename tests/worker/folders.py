@@ -1,0 +1,37 @@
+"""Model folders with something changed, and what loading them says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.fixtures import model_folder
+from worker.contract import ModelError
+from worker.models.load import ModelLoader
+
+
+def nothing(done: int, total: int) -> None:
+    pass
+
+
+def copied(tmp_path: Path, name: str = "dense", **changes: Any) -> Path:
+    """A copy of a test model whose config.json differs; a value of None takes the key away."""
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder(name), folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def failure(model: str | Path, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        ModelLoader(str(model), **options).load(nothing)
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message

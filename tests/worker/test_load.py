@@ -1,0 +1,179 @@
+"""Loading a model: what it is, whether it fits, and with which compiler it runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied, failure, nothing
+from worker.contract import Draw
+from worker.models import load
+from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
+from worker.models.load import ModelLoader
+
+NAMES = ("dense", "hybrid", "sliding")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_is_loaded_warmed_up_and_described(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    reports: list[tuple[int, int]] = []
+    loader = ModelLoader(str(model_folder(name)))
+    assert loader.name == name
+    with caplog.at_level(logging.INFO):
+        model = loader.load(lambda done, total: reports.append((done, total)))
+    facts = model.facts
+    assert facts.name == name
+    assert facts.context_length == {"dense": 4096, "hybrid": 32768, "sliding": 4096}[name]
+    assert 400_000 < facts.parameters < 800_000
+    assert facts.rows_max is None
+    assert not facts.capabilities.images
+    assert facts.capabilities.tools
+    assert model.engine.cache_bytes() == 0
+    assert reports[0][0] == 0
+    assert reports[-1] == (reports[-1][1], reports[-1][1])
+    pattern = rf"loaded {name}: text model, \w+, \d+\.\dK parameters, \d\.\d MB, context \d+, in [\d.]+ s"
+    assert any(re.fullmatch(pattern, line) for line in caplog.messages)
+
+
+def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
+    loader = ModelLoader(None)
+    assert loader.name == "pocket"
+    model = loader.load(nothing)
+    assert model.facts.name == "pocket"
+    model.engine.start("row", 5, 1, Draw())
+    token = model.engine.step()["row"]
+    assert 0 <= token < 2048
+
+
+def test_weights_are_evaluated_and_reported_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "GROUP_BYTES", 200_000)
+    reports: list[tuple[int, int]] = []
+    load.load_weights(model_folder("dense"), lambda done, total: reports.append((done, total)))
+    done = [done for done, _ in reports]
+    assert len(done) > 4
+    assert done == sorted(done)
+    assert reports[-1][0] == reports[-1][1]
+
+
+def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = copied(tmp_path, "hybrid", vision_config={"depth": 1})
+    assert read_config(folder, "x").kind == "vision"
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("text half only" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "length"),
+    [
+        ({"max_position_embeddings": 1234}, {}, 1234),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 99}}, {}, 99),
+        ({"max_position_embeddings": None, "n_positions": 512}, {}, 512),
+        ({"max_position_embeddings": None}, {"model_max_length": 2048}, 2048),
+        ({"max_position_embeddings": None}, {"model_max_length": int(1e30)}, CONTEXT_FALLBACK_TOKENS),
+        ({"max_position_embeddings": None}, {}, CONTEXT_FALLBACK_TOKENS),
+    ],
+)
+def test_the_context_length_is_found_where_it_stands(
+    tmp_path: Path, changes: dict[str, Any], tokenizer: dict[str, Any], length: int
+) -> None:
+    folder = copied(tmp_path, **changes)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert read_config(folder, "x").context_length == length
+
+
+def test_a_broken_generation_config_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = copied(tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    ModelLoader(str(folder)).load(nothing)
+    assert any("generation_config.json is passed over" in line for line in caplog.messages)
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
+    message = failure(folder, memory_limit_bytes=int(1.05 * size))
+    assert "its weights take 1.7 MB, 1.9 MB with room to run, and there are 1.8 MB" in message
+    assert "smaller" in message
+    assert "its weights" in failure(folder, memory_limit_bytes=2 * size, memory_headroom=2.5)
+    monkeypatch.setattr(load, "available_bytes", lambda: 1000)
+    assert "0.0 MB" in failure(folder)
+
+
+def test_a_model_that_just_fits_is_loaded() -> None:
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    assert ModelLoader(str(folder), memory_limit_bytes=size, memory_headroom=1.0).load(nothing)
+
+
+def test_the_machine_has_memory() -> None:
+    assert load.available_bytes() > 2**20
+
+
+# --- compilers -----------------------------------------------------------------------------------------
+
+_LOAD_AND_STEP = """
+import logging, sys
+logging.basicConfig(level="INFO", format="%(message)s")
+from worker.contract import Draw
+from worker.models.load import ModelLoader
+engine = ModelLoader(sys.argv[1]).load(lambda done, total: None).engine
+engine.start("row", 5, 1, Draw())
+print([engine.step()["row"] for _ in range(8)])
+"""
+
+
+def run_with_path(path: Path, temporary: Path) -> tuple[str, str]:
+    """Load and run the sliding model, which has compiled functions, in a process that sees only `path`."""
+    temporary.mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-c", _LOAD_AND_STEP, str(model_folder("sliding"))],
+        env=os.environ | {"PATH": str(path), "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    return ran.stdout, ran.stderr
+
+
+def broken_compiler(folder: Path) -> None:
+    compiler = folder / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no headers >&2\nexit 1\n')
+    compiler.chmod(0o755)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU's kernels need no C++ compiler")
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [(lambda folder: None, "no C++ compiler"), (broken_compiler, "compiler does not work")],
+)
+def test_a_model_runs_without_a_working_compiler(
+    tmp_path: Path, prepare: Callable[[Path], None], words: str
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    prepare(folder)
+    answer, log = run_with_path(folder, tmp_path / "tmp")
+    assert words in log
+    model = ModelLoader(str(model_folder("sliding"))).load(nothing)
+    model.engine.start("row", 5, 1, Draw())
+    assert answer.strip() == str([model.engine.step()["row"] for _ in range(8)])

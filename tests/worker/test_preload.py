@@ -1,0 +1,163 @@
+"""The process replaces itself under an OpenBLAS: once, with its arguments, and only where that helps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from worker import preload
+
+LIBRARY = Path("/somewhere/libopenblas.so.0")
+
+
+class Replaced(Exception):
+    """In place of the end of this process: what would have been started."""
+
+
+@pytest.fixture
+def linux(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A Linux CPU with an OpenBLAS, where nothing is set yet."""
+
+    def execve(program: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+        raise Replaced(program, argv, environ)
+
+    for name in (preload.SWITCH, preload.GUARD, "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(preload, "find_openblas", lambda: LIBRARY)
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "worker", "--model", "m"])
+    return monkeypatch
+
+
+ARGV = ["/x/worker/__main__.py", "--model", "m"]
+
+
+def replaced() -> tuple[str, list[str], dict[str, str]]:
+    with pytest.raises(Replaced) as caught:
+        preload.preload_openblas(ARGV)
+    program, argv, environ = caught.value.args
+    return program, argv, environ
+
+
+def test_the_process_starts_again_with_the_same_command(linux: pytest.MonkeyPatch) -> None:
+    program, argv, environ = replaced()
+    assert program == sys.executable
+    assert argv == [sys.executable, "-X", "dev", "-m", "worker", "--model", "m"]
+    assert environ["LD_PRELOAD"] == str(LIBRARY)
+
+
+def test_libraries_preloaded_before_stay(linux: pytest.MonkeyPatch) -> None:
+    linux.setenv("LD_PRELOAD", "/x/a.so:/x/b.so")
+    assert replaced()[2]["LD_PRELOAD"] == f"{LIBRARY}:/x/a.so:/x/b.so"
+
+
+def test_the_second_life_says_so_and_replaces_itself_no_more(
+    linux: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    linux.setenv("LD_PRELOAD", "/x/a.so")
+    environ = replaced()[2]
+    for name in ("LD_PRELOAD", preload.GUARD):
+        linux.setenv(name, environ[name])
+    with caplog.at_level(logging.INFO):
+        preload.preload_openblas(ARGV)
+        preload.preload_openblas(ARGV)
+    assert f"found {LIBRARY}" in caplog.text
+    assert os.environ["LD_PRELOAD"] == "/x/a.so"
+
+
+def test_children_do_not_inherit_the_library(linux: pytest.MonkeyPatch) -> None:
+    linux.setenv("LD_PRELOAD", str(LIBRARY))
+    linux.setenv(preload.GUARD, str(LIBRARY))
+    preload.preload_openblas(ARGV)
+    assert "LD_PRELOAD" not in os.environ
+
+
+def test_without_an_openblas_it_says_what_to_install(
+    linux: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    linux.setattr(preload, "find_openblas", lambda: None)
+    with caplog.at_level(logging.INFO):
+        preload.preload_openblas(ARGV)
+    assert "none found: prefill is slower; apt install libopenblas0-pthread" in caplog.text
+
+
+def test_it_can_be_switched_off(linux: pytest.MonkeyPatch) -> None:
+    linux.setenv(preload.SWITCH, "off")
+    preload.preload_openblas(ARGV)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_bring_their_own(linux: pytest.MonkeyPatch, platform: str) -> None:
+    linux.setattr(sys, "platform", platform)
+    preload.preload_openblas(ARGV)
+
+
+def test_a_cuda_build_needs_none(linux: pytest.MonkeyPatch) -> None:
+    linux.setattr(preload.importlib.metadata, "version", lambda name: "0.32.4")
+    preload.preload_openblas(ARGV)
+
+
+def test_a_process_that_cannot_start_again_goes_on(
+    linux: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def execve(*args: object) -> NoReturn:
+        raise PermissionError("no exec here")
+
+    linux.setattr(os, "execve", execve)
+    preload.preload_openblas(ARGV)
+    assert "no exec here" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["libopenblas64.so.0", "libopenblas.so.0"])
+def test_a_library_without_the_functions_is_passed_over(tmp_path: Path, name: str) -> None:
+    library = tmp_path / name
+    library.write_bytes(b"no library")
+    assert not preload._is_usable(library)
+    assert not preload._is_usable(tmp_path / "absent.so")
+
+
+def bundled_blas() -> Path | None:
+    """The reference BLAS in MLX's wheel: it exports what an OpenBLAS exports."""
+    import mlx.core as mx
+
+    folder = Path(mx.__file__).parents[1] / "mlx_cpu.libs"
+    return next((library for library in folder.glob("libblas*.so*") if preload._is_usable(library)), None)
+
+
+_PROGRAM = """
+import logging, os, sys
+logging.basicConfig(level="INFO", format="%(message)s")
+from worker import preload
+preload._PATTERNS = (os.environ["CANDIDATE"],)
+preload.preload_openblas(sys.argv)
+print(sys.argv[1:], os.environ["CANDIDATE"] in open("/proc/self/maps").read(), "LD_PRELOAD" in os.environ)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
+def test_a_real_process_runs_under_the_library_it_found(tmp_path: Path) -> None:
+    library = bundled_blas()
+    if library is None:
+        pytest.skip("this build of MLX brings no BLAS")
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in (preload.GUARD, preload.SWITCH)
+    }
+    ran = subprocess.run(
+        [sys.executable, "-u", str(program), "one", "two words"],
+        env=inherited | {"CANDIDATE": str(library), "PYTHONPATH": str(Path(preload.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.split("\n")[0] == "['one', 'two words'] True False"
+    assert ran.stderr.count("found") == 1

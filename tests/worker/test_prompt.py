@@ -1,0 +1,264 @@
+"""From requests to tokens: templates, limits, defaults, and what is the request's own fault."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from protocol.errors import Code, RequestError
+from protocol.messages import Capabilities, Generate, Media, Sampling
+from tests.models.fixtures import model_folder
+from worker.contract import Draw, Prepared
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults
+
+RULES = PromptRules(context_length=100, vocabulary=2048, defaults=Draw(temperature=1.0))
+USER = {"role": "user", "content": "Hello!"}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+@cache
+def tokenizer() -> TokenizerWrapper:
+    return open_tokenizer(model_folder("dense"), [1987])
+
+
+def prepare(rules: PromptRules = RULES, media: tuple[bytes, ...] = (), **fields: Any) -> Prepared:
+    fields = {"sampling": Sampling(seed=7), "messages": [USER]} | fields
+    request = Generate(incarnation="g", id="r", **fields)
+    return TextPreparer(tokenizer(), rules).prepare(request, media)
+
+
+def text(prepared: Prepared) -> str:
+    return str(tokenizer().decode(list(prepared.tokens)))
+
+
+def refused(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        prepare(**fields)
+    return caught.value
+
+
+def with_template(tmp_path: Path, template: str | None) -> TokenizerWrapper:
+    """The dense model's tokenizer with another chat template, or with none."""
+    for file in model_folder("dense").iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path)
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    return open_tokenizer(tmp_path, [])
+
+
+# --- rendering -----------------------------------------------------------------------------------------
+
+
+def test_messages_are_rendered_up_to_where_the_model_speaks() -> None:
+    prepared = prepare()
+    assert text(prepared) == "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
+    assert prepared.id == "r"
+
+
+def test_an_answer_at_the_end_is_followed_by_another_turn() -> None:
+    messages = [USER, {"role": "assistant", "content": "Hi."}]
+    assert text(prepare(messages=messages)).endswith("Hi.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_tools_and_template_arguments_reach_the_template() -> None:
+    rules = PromptRules(1000, 2048, Draw())
+    assert '"get_weather"' in text(prepare(rules, tools=[TOOL]))
+    assert "<think>" not in text(prepare(rules, template_kwargs={"enable_thinking": True}))
+    assert text(prepare(rules, template_kwargs={"enable_thinking": False})).endswith(
+        "<think>\n\n</think>\n\n"
+    )
+
+
+def test_thinking_is_left_as_the_template_has_it(tmp_path: Path) -> None:
+    template = "{% if enable_thinking is defined %}told{% else %}untold{% endif %}"
+    preparer = TextPreparer(with_template(tmp_path, template), RULES)
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=[USER])
+    assert tokenizer().decode(list(preparer.prepare(request, ()).tokens)) == "untold"
+
+
+def test_a_raw_prompt_is_encoded_as_it_is() -> None:
+    assert text(prepare(messages=None, prompt="Once <|im_end|> upon")) == "Once <|im_end|> upon"
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenize", "chat_template", "add_generation_prompt", "conversation", "tools"]
+)
+def test_template_arguments_cannot_replace_the_servers_own(name: str) -> None:
+    error = refused(template_kwargs={name: "x"})
+    assert error.code is Code.INVALID_REQUEST
+    assert error.param == "chat_template_kwargs"
+    assert name in error.message
+
+
+# --- faults of the request -----------------------------------------------------------------------------
+
+
+def test_what_the_template_says_against_the_messages_is_passed_on() -> None:
+    error = refused(messages=[{"role": "wizard", "content": "abracadabra"}])
+    assert error.code is Code.INVALID_REQUEST
+    assert error.param == "messages"
+    assert "Unknown role: wizard" in error.message
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [{"content": "no role"}], [{"role": "user", "content": 5}], [{"role": "user", "content": [7]}]],
+)
+def test_messages_the_template_trips_over_are_the_requests_fault(messages: list[Any]) -> None:
+    error = refused(messages=messages)
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "messages")
+
+
+def test_messages_without_a_template_are_refused_with_advice(tmp_path: Path) -> None:
+    preparer = TextPreparer(with_template(tmp_path, None), RULES)
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=[USER])
+    with pytest.raises(RequestError, match=r"no chat template.*completions") as caught:
+        preparer.prepare(request, ())
+    assert caught.value.param == "messages"
+    raw = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), prompt="Hello!")
+    assert preparer.prepare(raw, ()).tokens
+
+
+@pytest.mark.parametrize("prompt", ["", None])
+def test_an_empty_prompt_is_refused(prompt: str | None) -> None:
+    error = refused(messages=None, prompt=prompt)
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+def test_half_a_character_is_refused() -> None:
+    error = refused(messages=None, prompt="\ud83d")
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+def test_images_are_refused() -> None:
+    error = refused(media=(b"png",))
+    assert (error.code, error.param) == (Code.UNSUPPORTED_MEDIA, "messages")
+    assert refused(**{"media": ()}, messages=[]).code is Code.INVALID_REQUEST
+    described = Generate(
+        incarnation="g",
+        id="r",
+        sampling=Sampling(seed=1),
+        messages=[USER],
+        media=[Media(frame=0, mime="image/png", sha256="0")],
+    )
+    with pytest.raises(RequestError, match="text only"):
+        TextPreparer(tokenizer(), RULES).prepare(described, ())
+
+
+# --- limits --------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
+    messages = [{"role": "user", "content": "one two three " * 50}]
+    count = len(prepare(PromptRules(10_000, 2048, Draw()), messages=messages).tokens)
+    error = refused(messages=messages)
+    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert error.param == "messages"
+    assert error.message == (
+        f"This model's maximum context length is 100 tokens. However, your messages resulted in {count} "
+        "tokens. Please reduce the length of the messages."
+    )
+    raw = refused(messages=None, prompt="one two three " * 50)
+    assert raw.param == "prompt"
+    assert "your prompt resulted in" in raw.message
+
+
+def test_the_answer_takes_what_the_context_has_left() -> None:
+    length = len(prepare().tokens)
+    assert prepare().max_tokens == 100 - length
+    assert prepare(max_tokens=5).max_tokens == 5
+    assert prepare(max_tokens=5000).max_tokens == 100 - length
+    assert prepare(PromptRules(length + 1, 2048, Draw())).max_tokens == 1
+    assert refused(rules=PromptRules(length, 2048, Draw())).code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert refused(max_tokens=0).param == "max_tokens"
+
+
+# --- defaults ------------------------------------------------------------------------------------------
+
+
+def test_what_a_request_leaves_open_is_the_models_choice() -> None:
+    rules = PromptRules(100, 2048, Draw(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1))
+    assert prepare(rules).draw == Draw(seed=7, temperature=0.6, top_p=0.95, top_k=20, min_p=0.1)
+    chosen = Sampling(seed=8, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    assert prepare(rules, sampling=chosen).draw == Draw(seed=8)
+
+
+def test_a_top_k_as_large_as_the_vocabulary_is_off() -> None:
+    assert prepare(sampling=Sampling(seed=1, top_k=2047)).draw.top_k == 2047
+    assert prepare(sampling=Sampling(seed=1, top_k=2048)).draw.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "draw"),
+    [
+        (None, Draw(temperature=1.0)),
+        ({}, Draw(temperature=1.0)),
+        ({"do_sample": True, "top_p": None}, Draw(temperature=1.0)),
+        ({"do_sample": False, "temperature": 0.6}, Draw(temperature=0.0)),
+        (
+            {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "other": [1]},
+            Draw(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05),
+        ),
+    ],
+)
+def test_defaults_are_those_of_the_models_makers(
+    tmp_path: Path, config: dict[str, Any] | None, draw: Draw
+) -> None:
+    if config is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert read_defaults(tmp_path) == draw
+
+
+def test_end_tokens_are_the_models_and_the_tokenizers() -> None:
+    assert prepare().end_tokens == {1987, 1989}
+    assert prepare(ignore_eos=True).end_tokens == frozenset()
+
+
+def test_stop_strings_are_kept_and_empty_ones_dropped() -> None:
+    assert prepare(stop=["END", "", "\n"]).stop == ("END", "\n")
+
+
+# --- what a template can do ----------------------------------------------------------------------------
+
+
+def test_the_test_models_template_does_everything() -> None:
+    assert probe(tokenizer()) == Capabilities(tools=True, thinking=True, system_in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "capabilities"),
+    [
+        (None, Capabilities()),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", Capabilities(system_in_place=True)),
+        (
+            "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+            "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+            "{{ m.content }}{% endfor %}",
+            Capabilities(),
+        ),
+        (  # hoists every system message
+            "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            Capabilities(),
+        ),
+        (  # drops late system messages
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}{{ tools }}",
+            Capabilities(tools=True),
+        ),
+        (  # always thinks
+            "{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}",
+            Capabilities(thinking=True),
+        ),
+    ],
+)
+def test_capabilities_are_found_by_trying(
+    tmp_path: Path, template: str | None, capabilities: Capabilities
+) -> None:
+    assert probe(with_template(tmp_path, template)) == capabilities

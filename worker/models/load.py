@@ -1,0 +1,210 @@
+"""Loads the one model of this process: what it is, whether it fits, its weights, and a run to warm it.
+
+All of it on the model thread. A load that fails leaves no weights behind: its error is raised from outside
+the handler, because a traceback keeps every local of the frames it passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from worker.contract import Draw, Engine, Facts, Model, ModelError, Progress
+from worker.models.config import ModelConfig, read_config, require_known
+from worker.models.source import find_folder, name_of, weight_files
+
+log = logging.getLogger(__name__)
+
+GROUP_BYTES = 64 * 2**20
+"""Weights evaluated, and reported, at a time."""
+MEMORY_HEADROOM = 1.1
+"""Memory a model needs, in bytes per byte of weights: activations, and a beginning of a cache."""
+_WARM_PROMPT = (1, 2, 3, 4, 5)
+_WARM_STEPS = 3
+
+
+class ModelLoader:
+    """`contract.Loader` for a folder, a Hugging Face id, or the embedded model."""
+
+    def __init__(
+        self,
+        model: str | None,
+        *,
+        memory_headroom: float = MEMORY_HEADROOM,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        """`model` None: the embedded one. `memory_limit_bytes` takes the place of what the machine has."""
+        self.name = name_of(model)
+        self._model = model
+        self._memory_headroom = memory_headroom
+        self._memory_limit_bytes = memory_limit_bytes
+
+    def load(self, progress: Progress) -> Model:
+        """See `contract.Loader`."""
+        began = time.monotonic()
+        folder = find_folder(self._model, self._inspect)
+        config = self._inspect(folder)
+        files = weight_files(folder, self.name)
+        weight_bytes = sum(file.stat().st_size for file in files)
+        self._require_memory(weight_bytes)
+        if config.kind == "vision":
+            log.info("%s: sees images, but this version runs its text half only", self.name)
+        prepare_device()
+        model, reason = self._attempt(folder, config, progress)
+        if model is None:
+            release_memory()
+            raise ModelError(f"{self.name}: {reason}")
+        log.info("%s", describe(model.facts, config, weight_bytes, time.monotonic() - began))
+        return model
+
+    def _inspect(self, folder: Path) -> ModelConfig:
+        config = read_config(folder, self.name)
+        require_known(config, self.name)
+        return config
+
+    def _require_memory(self, weight_bytes: int) -> None:
+        limit = self._memory_limit_bytes
+        available = available_bytes() if limit is None else limit
+        needed = int(weight_bytes * self._memory_headroom)
+        if needed > available:
+            raise ModelError(
+                f"{self.name}: its weights take {_gb(weight_bytes)}, {_gb(needed)} with room to run, and "
+                f"there are {_gb(available)}. Choose a smaller or more strongly quantized model, or close "
+                "other programs."
+            )
+
+    def _attempt(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
+        """The model, or why there is none."""
+        from worker.models.text import build_text_model
+
+        try:
+            network = load_weights(folder, progress)
+            model = build_text_model(self.name, folder, config, network)
+            warm_up(model.engine, rows=model.facts.rows_max or 2)
+        except ModelError as error:
+            return None, str(error).removeprefix(f"{self.name}: ")
+        except Exception as error:  # the load's boundary: whatever it is, the model is at fault
+            log.debug("%s: load failed", self.name, exc_info=True)
+            return None, explain(error, config)
+        return model, ""
+
+
+def load_weights(folder: Path, progress: Progress) -> Any:
+    """Upstream's model with its parameters in memory: an `mlx.nn.Module`. Raises one of many errors."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model
+
+    network, _ = load_model(folder, lazy=True)
+    parameters = [parameter for _, parameter in tree_flatten(network.parameters())]
+    total = sum(parameter.nbytes for parameter in parameters)
+    progress(0, total)
+    done = evaluated = 0
+    group: list[mx.array] = []
+    for index, parameter in enumerate(parameters):
+        group.append(parameter)
+        done += parameter.nbytes
+        if done - evaluated >= GROUP_BYTES or index == len(parameters) - 1:
+            mx.eval(group)
+            evaluated = done
+            group.clear()
+            progress(done, total)
+    return network
+
+
+def warm_up(engine: Engine, rows: int) -> None:
+    """Run every kind of step once, so that no request waits for a kernel to be compiled."""
+    draws = (Draw(), Draw(temperature=1.0, top_p=0.9, top_k=5, min_p=0.1))
+    for row, draw in enumerate(draws[:rows]):
+        engine.prefill(str(row), _WARM_PROMPT)
+        engine.start(str(row), 1, len(_WARM_PROMPT) + 1, draw)
+    for _ in range(_WARM_STEPS):
+        engine.step()
+    engine.reset()
+
+
+def prepare_device() -> None:
+    """Settings of MLX that hold for the whole process."""
+    import mlx.core as mx
+
+    if (working_set := mx.device_info().get("max_recommended_working_set_size")) is not None:
+        mx.set_wired_limit(
+            int(working_set)
+        )  # as upstream: otherwise macOS pages weights out between requests
+    if mx.default_device() == mx.cpu:
+        ensure_compiler()
+
+
+def ensure_compiler() -> None:
+    """On a CPU MLX fuses kernels with g++ when they are first used; where that fails, do without."""
+    import mlx.core as mx
+
+    if shutil.which("g++") is None:
+        mx.disable_compile()
+        log.info("no C++ compiler (g++) found: kernels are not fused, decoding is a little slower")
+        return
+    try:
+        mx.eval(mx.compile(lambda x: mx.exp(x) * 2 + x)(mx.zeros(4)))
+    except RuntimeError as error:
+        mx.disable_compile()
+        reason = str(error).splitlines()[0]
+        log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)
+
+
+def available_bytes() -> int:
+    """Memory a model could take now: what the GPU recommends or has free, else what the machine has."""
+    import mlx.core as mx
+    import psutil
+
+    device = mx.device_info()
+    for key in ("max_recommended_working_set_size", "free_memory"):
+        if key in device:
+            return int(device[key])
+    return int(psutil.virtual_memory().available)
+
+
+def release_memory() -> None:
+    """Give back what a failed load has left in cycles and in MLX's own cache."""
+    import gc
+
+    import mlx.core as mx
+
+    gc.collect()
+    mx.clear_cache()
+
+
+def explain(error: Exception, config: ModelConfig) -> str:
+    """Why a load failed, in a sentence for the person who started it."""
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0]
+    if "parameters" in text or "shape" in text.lower():
+        return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
+    if isinstance(error, RuntimeError | OSError):
+        return f"its weights cannot be loaded ({first_line}). Download the model again."
+    return (
+        f"mlx-lm cannot build the architecture {config.architecture!r} from its config.json ({first_line})."
+    )
+
+
+def describe(facts: Facts, config: ModelConfig, weight_bytes: int, seconds: float) -> str:
+    """One line for the log."""
+    batching = "" if facts.rows_max is None else ", one request at a time"
+    return (
+        f"loaded {facts.name}: {config.kind} model, {config.architecture}, "
+        f"{_short(facts.parameters)} parameters, {_gb(weight_bytes)}, "
+        f"context {facts.context_length}{batching}, in {seconds:.1f} s"
+    )
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

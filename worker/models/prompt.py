@@ -1,0 +1,252 @@
+"""From a request to the tokens the model is given: chat template, tokenizer, defaults, limits.
+
+A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here runs an MLX operation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jinja2
+import msgspec
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from protocol.errors import Code, RequestError
+from protocol.messages import Capabilities, Generate, Sampling
+from worker.contract import Draw, Prepared
+
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[..., Any]
+
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template raises on messages it was not written for: its own complaints, and Python's."""
+
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+    "documents"
+}
+"""What a client must not set beside its messages; `chat_template` would be a template of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRules:
+    """What a model's requests are measured by, in tokens. Of `defaults` the seed is not used."""
+
+    context_length: int
+    vocabulary: int
+    defaults: Draw
+
+
+class _GenerationConfig(msgspec.Struct):
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+
+def read_defaults(folder: Path) -> Draw:
+    """How the model's makers sample it. Raises `ValueError` for a generation_config.json that is none."""
+    file = folder / "generation_config.json"
+    config = (
+        msgspec.json.decode(file.read_bytes(), type=_GenerationConfig)
+        if file.is_file()
+        else _GenerationConfig()
+    )
+    if config.do_sample is False:
+        return Draw()
+    return Draw(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        top_k=config.top_k or 0,
+        min_p=config.min_p or 0.0,
+    )
+
+
+def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
+    """A tokenizer for one thread. `end_tokens`: those of the model's configuration; its own are added."""
+    return load_tokenizer(folder, eos_token_ids=list(end_tokens))
+
+
+def template_of(tokenizer: TokenizerWrapper) -> Render | None:
+    """How messages are rendered; None: the model has no chat template.
+
+    Upstream's own renderers, Python modules for a few models, sit in the wrapper. Everything else is rendered
+    by the tokenizer itself: the wrapper would switch thinking on where the template leaves it off.
+    """
+    inner: PreTrainedTokenizerBase = tokenizer._tokenizer
+    if not tokenizer.has_chat_template:
+        return None
+    upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
+    renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
+    return renderer
+
+
+class TextPreparer:
+    """`contract.Preparer` for models that take text."""
+
+    def __init__(self, tokenizer: TokenizerWrapper, rules: PromptRules) -> None:
+        """`tokenizer`: used by no other thread."""
+        self._tokenizer = tokenizer
+        self._render = template_of(tokenizer)
+        self._rules = rules
+
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
+        """See `contract.Preparer`."""
+        if request.media or media:
+            raise RequestError(
+                Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
+            )
+        tokens, source = self._tokens(request)
+        if not tokens:
+            raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
+        return Prepared(
+            id=request.id,
+            tokens=tuple(tokens),
+            draw=self._draw(request.sampling),
+            stop=tuple(stop for stop in request.stop if stop),
+            max_tokens=self._max_tokens(request, len(tokens), source),
+            end_tokens=frozenset() if request.ignore_eos else frozenset(self._tokenizer.eos_token_ids),
+        )
+
+    def _tokens(self, request: Generate) -> tuple[list[int], str]:
+        """The prompt, and the parameter it came from."""
+        if request.messages is not None:
+            return self._encode(self._rendered(request), "messages", add_special_tokens=False), "messages"
+        prompt = request.prompt or ""
+        # As in `mlx_lm.stream_generate`: a prompt that brings its own beginning gets no second one.
+        begins = self._tokenizer.bos_token
+        return self._encode(
+            prompt, "prompt", add_special_tokens=begins is None or not prompt.startswith(begins)
+        ), "prompt"
+
+    def _encode(self, text: str, source: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens) if text else []
+        except (TypeError, ValueError) as error:  # half a surrogate pair, for one, is no text
+            raise RequestError(
+                Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
+            ) from error
+
+    def _rendered(self, request: Generate) -> str:
+        if self._render is None:
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                "This model has no chat template and takes no messages; use /v1/completions with a prompt.",
+                param="messages",
+            )
+        if reserved := sorted(_RESERVED & request.template_kwargs.keys()):
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                f"The chat template takes no argument {reserved[0]!r}.",
+                param="chat_template_kwargs",
+            )
+        try:
+            return render(self._render, request.messages or [], request.tools, request.template_kwargs)
+        except TEMPLATE_ERRORS as error:
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                f"The model's chat template does not take these messages: {error}",
+                param="messages",
+            ) from error
+
+    def _draw(self, sampling: Sampling) -> Draw:
+        defaults = self._rules.defaults
+        top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
+        return Draw(
+            seed=sampling.seed,
+            temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
+            top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
+            top_k=top_k if 0 < top_k < self._rules.vocabulary else 0,
+            min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
+        )
+
+    def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
+        room = self._rules.context_length - prompt_tokens
+        if room < 1:
+            raise RequestError(
+                Code.CONTEXT_LENGTH_EXCEEDED,
+                f"This model's maximum context length is {self._rules.context_length} tokens. However, your "
+                f"{source} resulted in {prompt_tokens} tokens. Please reduce the length of the {source}.",
+                param=source,
+            )
+        if request.max_tokens is None:
+            return room
+        if request.max_tokens < 1:
+            raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
+        return min(request.max_tokens, room)
+
+
+def render(
+    template: Render,
+    messages: Messages,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] = _NO_OPTIONS,
+) -> str:
+    """The conversation as text, up to where the model's turn begins. Raises one of `TEMPLATE_ERRORS`."""
+    return str(
+        template(list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True, **options)
+    )
+
+
+# --- what a template can do, found by trying -----------------------------------------------------------
+
+_SYSTEM = {"role": "system", "content": "first-instruction"}
+_USER = {"role": "user", "content": "first-question"}
+_ANSWER = {"role": "assistant", "content": "first-answer"}
+_LATE_SYSTEM = {"role": "system", "content": "late-instruction"}
+_LATE_USER = {"role": "user", "content": "late-question"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+def probe(tokenizer: TokenizerWrapper) -> Capabilities:
+    """What the model's chat template makes of late system messages, tools and thinking."""
+    template = template_of(tokenizer)
+    if template is None:
+        return Capabilities()
+    plain = _attempt(template, [_USER])
+    thinking, silent = (_attempt(template, [_USER], options={"enable_thinking": on}) for on in (True, False))
+    late = _attempt(template, [_SYSTEM, _USER, _ANSWER, _LATE_SYSTEM, _LATE_USER])
+    return Capabilities(
+        tools="probe_tool" in _attempt(template, [_USER], [_TOOL]),
+        thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
+        system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
+    )
+
+
+def _attempt(
+    template: Render, messages: Messages, tools: Any = None, options: Mapping[str, Any] = _NO_OPTIONS
+) -> str:
+    """The rendering, empty where the template refuses."""
+    try:
+        return render(template, messages, tools, options)
+    except TEMPLATE_ERRORS:
+        return ""
+
+
+def _in_order(text: str, *parts: str) -> bool:
+    places = [text.find(part) for part in parts]
+    return -1 not in places and places == sorted(places)

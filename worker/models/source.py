@@ -1,0 +1,109 @@
+"""Where a model's files are: the embedded one's, in a folder, or on Hugging Face and fetched when absent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from worker.contract import ModelError
+
+log = logging.getLogger(__name__)
+
+POCKET = "pocket"
+WEIGHTS = "model*.safetensors"
+"""What upstream loads, and all it loads."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def name_of(model: str | None) -> str:
+    """How clients call it: a repository by its id, a folder by its last part."""
+    if model is None:
+        return POCKET
+    return _path(model).resolve().name if _is_folder(model) else model
+
+
+def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
+    """The folder with the model's files. Raises `ModelError`, or whatever `inspect` raises.
+
+    `inspect` gets a folder that holds config.json if there is one, before the rest is fetched.
+    """
+    if model is None:
+        from worker.pocket import MODEL_PATH
+
+        folder = MODEL_PATH
+    elif _is_folder(model):
+        folder = _path(model)
+    else:
+        return _fetched(model, inspect)
+    if not folder.is_dir():
+        raise ModelError(f"{model}: there is no such folder. Name a model's folder or a Hugging Face id.")
+    inspect(folder)
+    return folder
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """The model's weights, all of them. Raises `ModelError` when some or all are missing."""
+    files = sorted(folder.glob(WEIGHTS))
+    if not files:
+        others = sorted(
+            {file.suffix for pattern in ("*.bin", "*.gguf", "*.pth") for file in folder.glob(pattern)}
+        )
+        have = f", only {' and '.join(others)}, which MLX cannot load" if others else ""
+        raise ModelError(f"{name}: there are no weights ({WEIGHTS}) in {folder}{have}.")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        missing = _listed(index, name) - {file.name for file in files}
+        if missing:
+            raise ModelError(
+                f"{name}: {len(missing)} of its weight files are missing from {folder} "
+                f"({min(missing)} for one). Download the model again."
+            )
+    return files
+
+
+def _listed(index: Path, name: str) -> set[str]:
+    try:
+        return {str(file) for file in json.loads(index.read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{name}: {index} cannot be read ({error}). Download the model again.") from None
+
+
+def _path(model: str) -> Path:
+    return Path(model).expanduser()
+
+
+def _is_folder(model: str) -> bool:
+    return _path(model).exists() or _REPOSITORY.fullmatch(model) is None
+
+
+def _fetched(repository: str, inspect: Callable[[Path], object]) -> Path:
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+    # A model this server cannot run should fail before its gigabytes have come.
+    inspect(_snapshot(repository, ["config.json"]))
+    return _snapshot(repository, DEFAULT_ALLOW_PATTERNS)
+
+
+def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
+    """The repository's files that match, fetched with a progress bar on stderr when they are not there."""
+    from huggingface_hub import constants, errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
+    except errors.GatedRepoError:
+        reason = "its makers ask for consent first. Accept their terms on huggingface.co and set HF_TOKEN."
+    except errors.RepositoryNotFoundError:
+        reason = (
+            "Hugging Face has no such model, or it is private (set HF_TOKEN); no folder has that name either."
+        )
+    except errors.LocalEntryNotFoundError:
+        if constants.HF_HUB_OFFLINE:
+            reason = "it is not on this machine, and HF_HUB_OFFLINE forbids to fetch it."
+        else:
+            reason = "it is not on this machine, and huggingface.co cannot be reached."
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        reason = f"it cannot be fetched from Hugging Face ({' '.join(str(error).split())})."
+    raise ModelError(f"{repository}: {reason}")

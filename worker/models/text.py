@@ -1,0 +1,56 @@
+"""A text model: what `worker.contract` asks for, built around a network that upstream has loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import mlx.nn as nn
+from mlx_lm.utils import get_total_parameters
+
+from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
+from worker.engine import BatchEngine, is_batchable
+from worker.models.config import ModelConfig
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults
+from worker.output import TextPipeline, Vocabulary
+
+log = logging.getLogger(__name__)
+
+
+def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.Module) -> Model:
+    """`network`: called as `network(tokens, cache=…)`. Raises `ModelError` without a tokenizer."""
+    try:
+        tokenizer = open_tokenizer(folder, config.end_tokens)
+    except Exception as error:  # nothing narrower: the tokenizers library raises Exception itself
+        log.debug("%s: no tokenizer", name, exc_info=True)
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
+    rules = PromptRules(
+        context_length=config.context_length,
+        vocabulary=config.vocabulary or len(tokenizer),
+        defaults=_defaults(folder),
+    )
+    vocabulary = Vocabulary(tokenizer._tokenizer)
+
+    def open_preparer() -> Preparer:
+        return TextPreparer(open_tokenizer(folder, config.end_tokens), rules)
+
+    def open_pipeline(prepared: Prepared) -> Pipeline:
+        return TextPipeline(vocabulary, prepared.stop)
+
+    facts = Facts(
+        name=name,
+        context_length=config.context_length,
+        parameters=get_total_parameters(network),
+        capabilities=probe(tokenizer),
+        rows_max=None if is_batchable(network) else 1,
+    )
+    return Model(facts, BatchEngine(network), open_preparer, open_pipeline)
+
+
+def _defaults(folder: Path) -> Draw:
+    try:
+        return read_defaults(folder)
+    except (OSError, ValueError) as error:
+        log.warning("%s: generation_config.json is passed over: %s", folder, error)
+        return Draw(temperature=1.0)

@@ -1,0 +1,113 @@
+"""On a Linux CPU: run under a faster BLAS, where one is installed.
+
+MLX's wheel for the CPU brings the reference BLAS; any OpenBLAS multiplies float32 matrices twenty times as
+fast. The dynamic linker takes it in only before a process starts, so the process replaces itself, once, by
+itself under `LD_PRELOAD`. Found, logged, never required.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SWITCH = "ROUNDHOUSE_OPENBLAS"
+"""`off`: leave BLAS as it is."""
+GUARD = "ROUNDHOUSE_OPENBLAS_PRELOADED"
+"""Set in the new process to the library it runs under; while it is set, no process replaces itself."""
+
+_PATTERNS = (
+    "/usr/lib/*/openblas-pthread/libopenblas*.so*",  # Debian, Ubuntu
+    "/usr/lib64/libopenblasp*.so*",  # Fedora: p for threads, o for OpenMP, none for serial
+    "/usr/lib*/libopenblas*.so*",
+    "/usr/lib/*/libopenblas*.so*",
+    "/usr/local/lib/libopenblas*.so*",
+    "/opt/OpenBLAS/lib/libopenblas*.so*",
+)
+_CUDA_BUILDS = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+
+
+def preload_openblas(argv: Sequence[str]) -> None:
+    """Replace this process by itself under an OpenBLAS; returns where there is nothing to do.
+
+    `argv`: `sys.argv`. Call before threads are started and before MLX is imported. The process keeps its id,
+    its working directory and its inheritable files.
+    """
+    if not _is_wanted(os.environ):
+        return
+    if (loaded := os.environ.get(GUARD)) is not None:
+        _restore(os.environ)
+        log.info("matrix products by OpenBLAS: found %s", loaded)
+        return
+    library = find_openblas()
+    if library is None:
+        log.info("no OpenBLAS: none found: prefill is slower; apt install libopenblas0-pthread")
+        return
+    _replace(library, argv)
+
+
+def find_openblas() -> Path | None:
+    """The first OpenBLAS that MLX's calls would find their functions in."""
+    return next((library for library in _candidates() if _is_usable(library)), None)
+
+
+def _is_wanted(environ: MutableMapping[str, str]) -> bool:
+    return sys.platform == "linux" and environ.get(SWITCH, "").lower() != "off" and not _has_cuda()
+
+
+def _has_cuda() -> bool:
+    for name in _CUDA_BUILDS:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return True
+    return False
+
+
+def _candidates() -> Iterator[Path]:
+    for pattern in _PATTERNS:
+        yield from sorted(Path("/").glob(pattern.removeprefix("/")))
+    # Asks ldconfig, and a compiler where there is one: slow, so last.
+    if (name := ctypes.util.find_library("openblas")) is not None:
+        yield Path(name)
+
+
+def _is_usable(library: Path) -> bool:
+    # "64": built for 64-bit indices; numpy's and scipy's own copies have other names for the functions.
+    if "64" in library.name:
+        return False
+    try:
+        return hasattr(ctypes.CDLL(str(library)), "cblas_sgemm")
+    except OSError:
+        return False
+
+
+def _replace(library: Path, argv: Sequence[str]) -> None:
+    environ = dict(os.environ)
+    before = environ.get("LD_PRELOAD")
+    environ["LD_PRELOAD"] = f"{library}:{before}" if before else str(library)
+    environ[GUARD] = str(library)
+    interpreter = sys.orig_argv[1 : len(sys.orig_argv) - len(argv) + 1]  # `-X dev -m worker` and the like
+    try:
+        os.execve(sys.executable, [sys.executable, *interpreter, *argv[1:]], environ)
+    except OSError as error:
+        log.warning("this process cannot be started again under %s: %s", library, error)
+
+
+def _restore(environ: MutableMapping[str, str]) -> None:
+    """Take the library out of what children inherit: a compiler started by MLX has no use for it."""
+    library, _, others = environ.get("LD_PRELOAD", "").partition(":")
+    if library != environ[GUARD]:
+        return
+    if others:
+        environ["LD_PRELOAD"] = others
+    else:
+        environ.pop("LD_PRELOAD", None)
