@@ -1,10 +1,11 @@
 """What the gateway costs: events per second through it, next to the same bytes from a bare ASGI app.
 
-    python -m bench.gateway [--streams 32] [--events 8000] [--rounds 5]
+    python -m bench.gateway [--streams 32] [--events 8000] [--rounds 5] [--step-ms 0]
 
 The scripted engine sends as fast as it can. Both servers run under the same uvicorn with the same reader, in
 turns, so that a noisy machine troubles both. `per CPU second` divides by the serving process's own CPU time
-and so leaves out what the reader and the engine take from a machine with few cores.
+and so leaves out what the reader and the engine take from a machine with few cores. With `--step-ms` the engine
+keeps the pace of a real model, every event is written by itself, and CPU time is what there is to compare.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _request(line: str, body: bytes = b"") -> bytes:
     return head.encode() + body
 
 
-def compare(streams: int, events: int, rounds: int) -> tuple[list[Round], list[Round]]:
+def compare(streams: int, events: int, rounds: int, step_ms: float) -> tuple[list[Round], list[Round]]:
     """Gateway and bare app in turns; the first round of each warms up and is left out."""
     port, bare_port = free_port(), free_port()
     content = {"role": "user", "content": f"!tokens={events} !text=turntable·"}
@@ -101,6 +102,7 @@ def compare(streams: int, events: int, rounds: int) -> tuple[list[Round], list[R
         endpoint = f"ipc://{folder}/line"
         gateway_flags = ["--port", str(port), "--endpoint", endpoint, "--log-level", "warning"]
         fake_flags = ["--endpoint", endpoint, "--max-running", str(streams), "--log-level", "warning"]
+        fake_flags += ["--step-ms", str(step_ms)]
         with (
             running("broker", gateway_flags) as gateway,
             running("worker.fake", fake_flags),
@@ -127,8 +129,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--events", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-ms", type=float, default=0.0)
     options = parser.parse_args()
-    ours, ceiling = compare(options.streams, options.events, options.rounds)
+    ours, ceiling = compare(options.streams, options.events, options.rounds, options.step_ms)
     print(f"{options.streams} streams of {options.events} events, {options.rounds} rounds")
     print(f"{'events per second':<34}{'min':>12}{'median':>12}{'max':>12}")
     wall = _row("gateway", ours, lambda r: r.per_second)

@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
             log.info("stopping: %d requests in flight", len(dispatcher.flights))
             dispatcher.stop()
             loop = asyncio.get_running_loop()
-            loop.call_later(self._gateway.settings.stop_timeout_s, dispatcher.abandon)
+            loop.call_later(self._gateway.settings.drain_s, dispatcher.abandon)
         super().handle_exit(sig, frame)
 
 
@@ -52,7 +52,7 @@ def build(configured: GatewaySettings) -> Gateway:
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
         fleet=Fleet(silent_after_s=configured.silent_after_s, stall_timeout_s=configured.stall_timeout_s),
-        admission=Admission(running_max=configured.max_running, waiting_max=configured.max_waiting),
+        admission=Admission(waiting_max=configured.max_waiting),
         send=link.send,
         clock=time.monotonic,
     )
@@ -107,7 +107,7 @@ def main() -> int:
             log_config=None,
             server_header=False,
             backlog=BACKLOG,
-            timeout_graceful_shutdown=int(configured.stop_timeout_s) + 2,
+            timeout_graceful_shutdown=int(configured.drain_s) + 2,
         ),
         gateway,
     )

@@ -16,25 +16,20 @@ _SMOOTHING = 0.2
 class Admission:
     """How many requests a worker may have aboard, and how fast it has been finishing them."""
 
-    def __init__(self, *, running_max: int | None, waiting_max: int) -> None:
-        self._running_max = running_max
+    def __init__(self, *, waiting_max: int) -> None:
         self._waiting_max = waiting_max
         self._service_s: float | None = None
 
-    def running_max(self, worker_rows: int) -> int:
-        """Rows a worker is given: its own limit, or ours where that is lower."""
-        return min(worker_rows, self._running_max or worker_rows)
-
-    def check(self, aboard: Sequence[Flight], worker_rows: int) -> None:
-        """Raises `RequestError(text_generation_busy)` when the worker already has all it may have."""
-        if len(aboard) < self.running_max(worker_rows) + self._waiting_max:
+    def check(self, aboard: Sequence[Flight], rows_max: int) -> None:
+        """Raises `RequestError(text_generation_busy)` when a worker with so many rows has all it may have."""
+        if len(aboard) < rows_max + self._waiting_max:
             return
         running = [f.id for f in aboard if f.started_at is not None]
         waiting = [f.id for f in aboard if f.started_at is None]
         raise RequestError(
             Code.TEXT_GENERATION_BUSY,
             f"The server is at capacity: {len(running)} requests are running and {len(waiting)} are waiting.",
-            retry_after_s=self.retry_after_s(len(aboard), worker_rows),
+            retry_after_s=self.retry_after_s(len(aboard)),
             details={
                 "running": len(running),
                 "waiting": len(waiting),
@@ -50,7 +45,7 @@ class Admission:
         else:
             self._service_s += _SMOOTHING * (duration_s - self._service_s)
 
-    def retry_after_s(self, aboard: int, worker_rows: int) -> float:
+    def retry_after_s(self, aboard: int) -> float:
         """When one of those aboard can be expected to have made room, in whole seconds, at least 1.
 
         A request's measured time in the house contains its wait, so the time between two departures is

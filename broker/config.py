@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from protocol import logs
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="where clients connect")]
-Limit = Annotated[int, Meta(ge=1, le=65536)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 
@@ -28,10 +27,6 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     curve_keys: Annotated[
         Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint off loopback")
     ] = None
-    max_running: Annotated[
-        Limit | None,
-        Meta(description="requests that run at once on a worker; none: what the worker can take"),
-    ] = None
     max_waiting: Annotated[
         int, Meta(ge=0, le=65536, description="requests that may wait for a worker; beyond them 503 at once")
     ] = 64
@@ -47,8 +42,6 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
         Seconds,
         Meta(description="seconds without a step, while rows run, after which a worker counts as stalled"),
     ] = 120.0
-    stop_timeout_s: Annotated[
-        Seconds, Meta(description="seconds open streams get when the gateway stops")
-    ] = 5.0
+    drain_s: Annotated[Seconds, Meta(description="seconds open streams get when the gateway stops")] = 5.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"

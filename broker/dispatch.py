@@ -121,6 +121,8 @@ class Dispatcher:
             log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
             self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
             return
+        # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
+        self.lost(message.incarnation, "came back on a new connection")
         self.fleet.hello(message, self._clock())
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())

@@ -35,7 +35,7 @@ class Worker:
     met_at: float
     heard_at: float
     ready: Ready | None = None
-    loading: tuple[int, int] = (0, 0)
+    loading: tuple[int, int] | None = None
     steps: int = 0
     stepped_at: float = 0.0
     running: int = 0
@@ -87,11 +87,13 @@ class Fleet:
         worker.loading = (message.done, message.total)
 
     def ready(self, worker: Worker, message: Ready, now: float) -> None:
-        worker.ready = message
+        first, worker.ready = worker.ready is None, message
         worker.stepped_at = now
         known = self.models.setdefault(worker.model, KnownModel(first_seen_at=now))
         known.context_length = message.context_length
-        known.load_s = now - worker.met_at
+        # One that was ready when it came tells nothing about how long loading takes.
+        if first and worker.loading is not None:
+            known.load_s = now - worker.met_at
 
     def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         if message.steps != worker.steps or message.running == 0:
@@ -156,7 +158,7 @@ class Fleet:
                 retry_after_s=RETRY_ABSENT_S,
             )
         worker = loading[0]
-        done, total = worker.loading
+        done, total = worker.loading or (0, 0)
         progress = f" ({100 * done // total}%)" if total else ""
         known = self.models[worker.model]
         expected_s = RETRY_LOADING_S_DEFAULT if known.load_s is None else known.load_s

@@ -32,6 +32,7 @@ class Flight:
     opened_at: float
     tokens_emitted: int = 0
     deltas: int = 0
+    accepted: bool = False
     started_at: float | None = None
     terminal: Finished | Failed | None = None
     on_item: Callable[[], None] = lambda: None
@@ -51,7 +52,8 @@ class Flight:
         self.on_item()
 
     def accept(self, message: Accepted) -> None:
-        if self.terminal is None:
+        if self.terminal is None and not self.accepted:
+            self.accepted = True
             self._push(message)
 
     def gain(self, delta: Delta, now: float) -> bool:

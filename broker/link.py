@@ -90,7 +90,9 @@ class Link:
         broken = self._broken()
         more = self._read_frames(None if broken else _MESSAGES_AT_ONCE)
         for peer in broken:
-            self._lost(peer)
+            # One that has spoken on a new connection meanwhile is not lost: its Hello said what it is.
+            if peer not in self._peer_by_fd.values():
+                self._lost(peer)
         if more and self._loop is not None:
             self._loop.call_soon(self._read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -93,12 +94,26 @@ class Health(threading.Thread):
         self.join()
 
 
+@contextlib.contextmanager
+def watched_health(url: str) -> Iterator[None]:
+    """/health answers 200 for as long as the context is open."""
+    health = Health(url)
+    health.start()
+    try:
+        yield
+    finally:
+        health.stop()
+    assert health.bad == []
+    assert health.asked > 0
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Process, str]]:
     """`roundhouse serve` with the embedded model, ready."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ["--port", str(port), "--endpoint", f"ipc://{tmp_path}/line"]
+    flags += ["--deaths-max", "100", "--restart-delay-s-max", "0.2"]
     serve = Process("serve", ["deploy", "serve", *flags], tmp_path)
     try:
         eventually(lambda: _status(url, "/ready") == 200, within_s=90, what="ready")
@@ -134,15 +149,18 @@ def _live_worker(serve: Process) -> psutil.Process:
 def kill_under_streams(serve: Process, url: str) -> None:
     """One round: streams flow, the worker is killed, everyone is told, a new worker serves."""
     streams = open_streams(url, "Tell me a very long story.", ignore_eos=True)
-    health = Health(url)
-    health.start()
-    killed_at = time.monotonic()
-    _live_worker(serve).kill()
-    for stream in streams:
-        stream.join(10)
-        assert not stream.is_alive()
-        stream.assert_ended_with_error("worker_crashed")
-        assert stream.ended_at - killed_at < 2.0
+    with watched_health(url):
+        killed_at = time.monotonic()
+        _live_worker(serve).kill()
+        for stream in streams:
+            stream.join(10)
+            assert not stream.is_alive()
+            stream.assert_ended_with_error("worker_crashed")
+            assert stream.ended_at - killed_at < 2.0
+        _refused_then_served(url)
+
+
+def _refused_then_served(url: str) -> None:
     between = httpx.post(f"{url}/v1/chat/completions", json=chat_body("Hello?"), timeout=10)
     assert between.status_code == 503
     assert int(between.headers["retry-after"]) >= 1
@@ -151,9 +169,6 @@ def kill_under_streams(serve: Process, url: str) -> None:
     eventually(lambda: _status(url, "/ready") == 200, within_s=60, what="ready again")
     after = httpx.post(f"{url}/v1/chat/completions", json=chat_body("Hello?", max_tokens=4), timeout=30)
     assert after.status_code == 200
-    health.stop()
-    assert health.bad == []
-    assert health.asked > 0
 
 
 @pytest.mark.timeout(600)

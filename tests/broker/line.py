@@ -1,0 +1,108 @@
+"""A dispatcher without sockets: what it sends is kept, the clock is turned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.admission import Admission
+from broker.dispatch import Dispatcher
+from broker.fleet import Fleet
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Capabilities,
+    Delta,
+    Events,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Message,
+    Ready,
+    Sampling,
+    Usage,
+)
+
+GATEWAY = "gateway"
+SILENT_S, STALL_S = 3.0, 60.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Line:
+    """The dispatcher, and the workers' side of its line in the words of a test."""
+
+    def __init__(self, *, waiting_max: int = 8) -> None:
+        self.clock = Clock()
+        self.sent: list[tuple[str, Message]] = []
+        self.unreachable: set[str] = set()
+        self.dispatcher = Dispatcher(
+            incarnation=GATEWAY,
+            fleet=Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S),
+            admission=Admission(waiting_max=waiting_max),
+            send=self.send,
+            clock=self.clock,
+        )
+
+    def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
+        self.sent.append((peer, message))
+        return peer not in self.unreachable
+
+    def sent_to(self, peer: str) -> list[Message]:
+        """What was sent to a worker since the last call."""
+        messages = [message for to, message in self.sent if to == peer]
+        self.sent = [(to, message) for to, message in self.sent if to != peer]
+        return messages
+
+    def hello(self, worker: str, model: str = "m", version: int = PROTOCOL_VERSION) -> None:
+        self.dispatcher.hear(worker, Hello(incarnation=worker, version=version, model=model, pid=1))
+
+    def serving(self, worker: str, model: str = "m", rows: int = 4, images: bool = False) -> None:
+        """A worker comes, loaded."""
+        self.hello(worker, model)
+        self.dispatcher.hear(worker, ready(worker, model, rows, images))
+
+    def beat(self, worker: str, running: int = 0, steps: int = 0) -> None:
+        message = Heartbeat(incarnation=worker, running=running, waiting=0, steps=steps)
+        self.dispatcher.hear(worker, message)
+
+    def say(self, worker: str, *messages: Accepted | Events | Finished | Failed) -> None:
+        for message in messages:
+            self.dispatcher.hear(worker, message)
+
+
+def ready(worker: str, model: str = "m", rows: int = 4, images: bool = False) -> Ready:
+    capabilities = Capabilities(images=images)
+    return Ready(
+        incarnation=worker, model=model, context_length=8192, running_max=rows, capabilities=capabilities
+    )
+
+
+def request(id: str) -> Generate:
+    return Generate(incarnation=GATEWAY, id=id, sampling=Sampling(seed=1), prompt="x")
+
+
+def accepted(worker: str, id: str) -> Accepted:
+    return Accepted(incarnation=worker, id=id, prompt_tokens=3)
+
+
+def events(worker: str, id: str, *texts: str, first: int = 0) -> Events:
+    """One token for each text, in one message."""
+    deltas = [Delta(id=id, sequence=first + n, tokens=[n], text=text) for n, text in enumerate(texts)]
+    return Events(incarnation=worker, deltas=deltas)
+
+
+def finished(worker: str, id: str, tokens: int = 1) -> Finished:
+    usage = Usage(prompt_tokens=3, completion_tokens=tokens)
+    return Finished(incarnation=worker, id=id, reason="stop", usage=usage)
+
+
+def failed(worker: str, id: str, code: str = "engine_error") -> Failed:
+    return Failed(incarnation=worker, id=id, code=code, message="")

@@ -1,0 +1,97 @@
+"""Admitted, or refused at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.admission import RETRY_AFTER_S_MAX, Admission
+from broker.inflight import Flight, Flights
+from protocol.errors import Code, RequestError
+from protocol.messages import Delta, Generate, Sampling
+
+
+def aboard(running: int, waiting: int) -> list[Flight]:
+    flights = Flights()
+    for number in range(running + waiting):
+        id = f"{'running' if number < running else 'waiting'}-{number}"
+        flight = flights.open(Generate(incarnation="g", id=id, sampling=Sampling(seed=1)), "w", now=0.0)
+        if number < running:
+            flight.gain(Delta(id=id, sequence=0, tokens=[1]), now=1.0)
+    return flights.aboard("w")
+
+
+def refused(admission: Admission, running: int, waiting: int, rows: int) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        admission.check(aboard(running, waiting), rows)
+    assert caught.value.code is Code.TEXT_GENERATION_BUSY
+    return caught.value
+
+
+@pytest.mark.parametrize("waiting_max", [0, 1, 5])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_worker_gets_its_rows_and_so_many_more(rows: int, waiting_max: int) -> None:
+    admission = Admission(waiting_max=waiting_max)
+    for count in range(rows + waiting_max):
+        admission.check(aboard(min(count, rows), max(0, count - rows)), rows)
+    refused(admission, rows, waiting_max, rows)
+    refused(admission, rows, waiting_max + 7, rows)
+
+
+def test_a_refusal_says_who_runs_and_who_waits() -> None:
+    error = refused(Admission(waiting_max=2), running=3, waiting=2, rows=3)
+    assert error.details == {
+        "running": 3,
+        "waiting": 2,
+        "running_ids": ["running-0", "running-1", "running-2"],
+        "waiting_ids": ["waiting-3", "waiting-4"],
+    }
+    assert error.message == "The server is at capacity: 3 requests are running and 2 are waiting."
+    assert error.kind.status == 503
+    assert error.kind.retryable
+
+
+def test_a_refusal_names_no_more_than_a_few() -> None:
+    error = refused(Admission(waiting_max=500), running=500, waiting=500, rows=500)
+    assert (error.details["running"], error.details["waiting"]) == (500, 500)
+    for named in (error.details["running_ids"], error.details["waiting_ids"]):
+        assert isinstance(named, list)
+        assert len(named) == 16
+
+
+# --- when to come back -------------------------------------------------------------------------------
+
+
+def served(*durations_s: float) -> Admission:
+    admission = Admission(waiting_max=0)
+    for duration_s in durations_s:
+        admission.served(duration_s)
+    return admission
+
+
+def test_before_anything_was_served_a_second_is_as_good_a_guess_as_any() -> None:
+    assert served().retry_after_s(aboard=16) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "count", "expected"),
+    [(8.0, 4, 2.0), (9.0, 4, 3.0), (8.0, 1, 8.0), (0.5, 1, 1.0), (8.0, 64, 1.0), (8.0, 0, 8.0)],
+)
+def test_a_place_is_expected_after_the_measured_time_divided_by_those_aboard(
+    duration_s: float, count: int, expected: float
+) -> None:
+    assert served(duration_s).retry_after_s(count) == expected
+
+
+def test_nobody_is_sent_away_for_longer_than_clients_obey() -> None:
+    assert served(1e6).retry_after_s(aboard=1) == RETRY_AFTER_S_MAX == 120.0
+
+
+def test_the_measured_time_follows_what_is_served_now() -> None:
+    slow_then_quick = served(100.0, *[10.0] * 30)
+    assert 10.0 <= slow_then_quick.retry_after_s(aboard=1) <= 11.0
+    assert served(10.0, 20.0).retry_after_s(aboard=1) == 12.0
+
+
+def test_a_refusal_carries_when_to_come_back() -> None:
+    admission = served(12.0)
+    assert refused(admission, running=4, waiting=0, rows=4).retry_after_s == 3.0

@@ -1,0 +1,332 @@
+"""What the gateway decides, told by messages and a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.fleet import Verdict
+from broker.inflight import Flight
+from protocol.errors import Code, RequestError
+from protocol.messages import PROTOCOL_VERSION, Cancel, Failed, Finished, Goodbye, Rejected, Welcome
+from protocol.wire import WireError
+from tests.broker.line import (
+    GATEWAY,
+    SILENT_S,
+    STALL_S,
+    Line,
+    accepted,
+    events,
+    failed,
+    finished,
+    ready,
+    request,
+)
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def cancel(id: str) -> Cancel:
+    return Cancel(incarnation=GATEWAY, id=id)
+
+
+def welcome() -> Welcome:
+    return Welcome(incarnation=GATEWAY, version=PROTOCOL_VERSION)
+
+
+def text_of(flight: Flight) -> str:
+    return "".join(getattr(item, "text", "") for item in flight.take())
+
+
+# --- workers come and go -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_introduces_itself_is_welcomed(line: Line) -> None:
+    line.hello("w")
+    assert line.sent_to("w") == [welcome()]
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+def test_a_worker_of_another_version_is_turned_away_and_told_why(version: int, line: Line) -> None:
+    line.hello("w", version=version)
+    [rejected] = line.sent_to("w")
+    assert isinstance(rejected, Rejected)
+    assert str(version) in rejected.reason
+    assert list(line.dispatcher.fleet) == []
+
+
+def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> None:
+    line.serving("w1")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.say("stranger", events("stranger", "a", "no"), finished("stranger", "a"))
+        assert flight.take() == []
+    assert line.sent_to("stranger") == [welcome(), welcome()]
+    assert line.dispatcher.dropped["unknown_sender"] == 2
+
+
+def test_a_message_signed_with_another_name_than_its_connections_is_dropped(line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2")
+    worker = line.dispatcher.fleet.get("w1")
+    assert worker is not None
+    with line.dispatcher.flight(worker, request("a"), ()) as flight:
+        line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
+        assert flight.take() == []
+    assert line.dispatcher.dropped["forged"] == 2
+
+
+def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2")
+    worker = line.dispatcher.fleet.get("w1")
+    assert worker is not None
+    with line.dispatcher.flight(worker, request("a"), ()) as flight:
+        line.say("w2", accepted("w2", "a"), events("w2", "a", "no"), finished("w2", "a"), failed("w2", "a"))
+        assert flight.take() == []
+    assert line.dispatcher.dropped["no_flight"] == 4
+
+
+def test_a_worker_that_says_goodbye_is_gone_and_so_are_its_flights(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.dispatcher.hear("w", Goodbye(incarnation="w", reason="asked to stop"))
+        assert isinstance(flight.terminal, Failed)
+        assert flight.terminal.code == Code.WORKER_CRASHED
+    assert list(line.dispatcher.fleet) == []
+
+
+def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.hello("w")
+        assert isinstance(flight.terminal, Failed)
+        assert flight.terminal.code == Code.WORKER_CRASHED
+    line.dispatcher.hear("w", ready("w"))
+    assert line.dispatcher.find("m").incarnation == "w"
+
+
+# --- a flight ----------------------------------------------------------------------------------------
+
+
+def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.say("w", accepted("w", "a"), events("w", "a", "al", "l"), events("w", "a", " aboard", first=2))
+        line.say("w", finished("w", "a", tokens=3))
+        assert text_of(flight) == "all aboard"
+        assert isinstance(flight.terminal, Finished)
+    assert line.sent_to("w") == [welcome(), request("a")]
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()):
+        line.say("w", accepted("w", "a"), events("w", "a", "x"))
+    assert len(line.dispatcher.flights) == 0
+    assert line.sent_to("w")[-1] == cancel("a")
+    line.say("w", events("w", "a", "late", first=1), finished("w", "a"))
+    assert line.dispatcher.dropped["no_flight"] == 2
+
+
+def test_a_handler_that_breaks_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
+    line.serving("w")
+    with (
+        pytest.raises(ZeroDivisionError),
+        line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+    ):
+        raise ZeroDivisionError
+    assert len(line.dispatcher.flights) == 0
+    assert line.sent_to("w")[-1] == cancel("a")
+
+
+def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind(line: Line) -> None:
+    line.serving("w")
+    line.unreachable.add("w")
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+    ):
+        raise AssertionError("not aboard")
+    assert caught.value.code is Code.WORKER_UNAVAILABLE
+    assert caught.value.retry_after_s is not None
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.serving("w")
+
+    def refuse(*_: object) -> bool:
+        raise WireError("cannot encode: Integer value out of range")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(line.dispatcher, "_send", refuse)
+        with (
+            pytest.raises(RequestError) as caught,
+            line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+        ):
+            raise AssertionError("not aboard")
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_damaged_stream_fails_its_flight_alone_and_its_worker_stops(line: Line) -> None:
+    line.serving("w")
+    worker = line.dispatcher.find("m")
+    with (
+        line.dispatcher.flight(worker, request("a"), ()) as damaged,
+        line.dispatcher.flight(worker, request("b"), ()) as whole,
+    ):
+        line.sent_to("w")
+        both = events("w", "a", "x", first=1).deltas + events("w", "b", "x").deltas
+        line.say("w", type(events("w", "a"))(incarnation="w", deltas=both))
+        assert line.sent_to("w") == [cancel("a")]
+        assert isinstance(damaged.terminal, Failed)
+        assert whole.terminal is None
+        assert text_of(whole) == "x"
+
+
+def test_what_comes_after_the_end_changes_nothing(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.say("w", finished("w", "a"), failed("w", "a"), events("w", "a", "x"), finished("w", "a"))
+        assert flight.take() == [finished("w", "a")]
+
+
+def test_a_full_worker_refuses_and_a_place_that_becomes_free_is_given(line: Line) -> None:
+    line = Line(waiting_max=1)
+    line.serving("w", rows=1)
+    worker = line.dispatcher.find("m")
+    with line.dispatcher.flight(worker, request("a"), ()):
+        with line.dispatcher.flight(worker, request("b"), ()):
+            with pytest.raises(RequestError) as caught, line.dispatcher.flight(worker, request("c"), ()):
+                raise AssertionError("not aboard")
+            assert caught.value.code is Code.TEXT_GENERATION_BUSY
+            assert caught.value.details["waiting_ids"] == ["a", "b"]
+        with line.dispatcher.flight(worker, request("c"), ()):
+            pass
+
+
+def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()):
+        line.clock.now += 7.0
+        line.beat("w")
+        line.say("w", finished("w", "a"))
+    assert line.dispatcher.admission.retry_after_s(1, 1) == 7.0
+
+
+@pytest.mark.parametrize("end", ["failed", "left"])
+def test_a_request_that_did_not_finish_says_nothing_about_how_long_one_takes(end: str, line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()):
+        line.clock.now += 7.0
+        if end == "failed":
+            line.say("w", failed("w", "a"))
+    assert line.dispatcher.admission.retry_after_s(1, 1) == 1.0
+
+
+# --- verdicts ----------------------------------------------------------------------------------------
+
+
+def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
+    line.serving("w1", "m1")
+    line.serving("w2", "m2")
+    with (
+        line.dispatcher.flight(line.dispatcher.find("m1"), request("a"), ()) as lost,
+        line.dispatcher.flight(line.dispatcher.find("m2"), request("b"), ()) as other,
+    ):
+        line.dispatcher.lost("w1")
+        line.dispatcher.lost("w1")
+        assert isinstance(lost.terminal, Failed)
+        assert lost.terminal.code == Code.WORKER_CRASHED
+        assert other.terminal is None
+        line.say("w2", finished("w2", "b"))
+        assert isinstance(other.terminal, Finished)
+
+
+def test_what_a_worker_said_before_it_died_still_counts(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.say("w", events("w", "a", "x"), finished("w", "a"))
+        line.dispatcher.lost("w")
+        assert isinstance(flight.terminal, Finished)
+
+
+def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
+    line.serving("w1")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.dispatcher.lost("w1")
+        line.serving("w2")
+        flight.take()
+        line.say("w1", events("w1", "a", "late"), finished("w1", "a"))
+        assert flight.take() == []
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_worker_that_hangs_loses_its_flights_and_is_told_so(verdict: Verdict, line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.beat("w", running=1, steps=1)
+        line.clock.now += {Verdict.SILENT: SILENT_S, Verdict.STALLED: STALL_S}[verdict] + 1
+        if verdict is Verdict.STALLED:
+            # Silent for as long, then heard: the clock of a stall starts over with its first beat.
+            line.beat("w", running=1, steps=1)
+        line.sent_to("w")
+        line.dispatcher.sweep()
+        assert isinstance(flight.terminal, Failed)
+        assert flight.terminal.code == Code.WORKER_CRASHED
+        assert verdict.value in flight.terminal.message
+        assert line.sent_to("w") == [cancel("a")]
+        line.dispatcher.sweep()
+        assert line.sent_to("w") == []
+    with pytest.raises(RequestError):
+        line.dispatcher.find("m")
+
+
+def test_a_silent_worker_that_speaks_again_gets_requests_again(line: Line) -> None:
+    line.serving("w")
+    line.clock.now += SILENT_S + 1
+    line.dispatcher.sweep()
+    with pytest.raises(RequestError):
+        line.dispatcher.find("m")
+    line.beat("w")
+    assert line.dispatcher.find("m").incarnation == "w"
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def test_a_gateway_that_stops_takes_nothing_new_and_lets_the_rest_finish(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+        line.dispatcher.stop()
+        for model in ("m", "unknown", None):
+            with pytest.raises(RequestError) as caught:
+                line.dispatcher.find(model)
+            assert caught.value.code is Code.SHUTTING_DOWN
+            assert caught.value.retry_after_s is not None
+        line.say("w", events("w", "a", "x"), finished("w", "a"))
+        assert isinstance(flight.terminal, Finished)
+
+
+def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: Line) -> None:
+    line.serving("w")
+    worker = line.dispatcher.find("m")
+    with (
+        line.dispatcher.flight(worker, request("a"), ()) as over,
+        line.dispatcher.flight(worker, request("b"), ()) as running,
+    ):
+        line.say("w", finished("w", "a"))
+        line.sent_to("w")
+        line.dispatcher.stop()
+        line.dispatcher.abandon()
+        line.dispatcher.abandon()
+        assert isinstance(over.terminal, Finished)
+        assert isinstance(running.terminal, Failed)
+        assert running.terminal.code == Code.SHUTTING_DOWN
+        assert line.sent_to("w") == [cancel("b")]

@@ -1,0 +1,256 @@
+"""A request in flight: one end, nothing after it, text in order, bounded while nobody reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import inflight
+from broker.inflight import TERMINAL, Flight, Flights, Item
+from protocol.errors import Code
+from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Sampling, Usage
+
+WORKER = "worker-1"
+
+
+def request(id: str = "a") -> Generate:
+    return Generate(incarnation="gateway", id=id, sampling=Sampling(seed=1), prompt="x")
+
+
+def open_flight(id: str = "a", worker: str = WORKER) -> Flight:
+    return Flights().open(request(id), worker, now=10.0)
+
+
+def accepted() -> Accepted:
+    return Accepted(incarnation=WORKER, id="a", prompt_tokens=5)
+
+
+def delta(sequence: int, text: str = "x", tokens: int = 1) -> Delta:
+    return Delta(id="a", sequence=sequence, tokens=[7] * tokens, text=text)
+
+
+def finished() -> Finished:
+    return Finished(
+        incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=5, completion_tokens=1)
+    )
+
+
+def failed(code: str = "engine_error") -> Failed:
+    return Failed(incarnation=WORKER, id="a", code=code, message="")
+
+
+# --- one flight --------------------------------------------------------------------------------------
+
+
+def test_what_arrived_is_taken_once_and_in_order() -> None:
+    flight = open_flight()
+    flight.accept(accepted())
+    assert flight.gain(delta(0), now=11.0)
+    assert flight.take() == [accepted(), delta(0)]
+    assert flight.take() == []
+    assert flight.gain(delta(1), now=12.0)
+    assert flight.end(finished())
+    assert flight.take() == [delta(1), finished()]
+
+
+def test_a_flight_starts_with_its_first_delta() -> None:
+    flight = open_flight()
+    flight.accept(accepted())
+    assert flight.started_at is None
+    flight.gain(delta(0), now=11.0)
+    flight.gain(delta(1), now=12.0)
+    assert flight.started_at == 11.0
+
+
+def test_tokens_are_counted_whether_or_not_they_brought_text() -> None:
+    flight = open_flight()
+    flight.gain(delta(0, text=""), now=11.0)
+    flight.gain(delta(1, tokens=3), now=11.0)
+    assert flight.tokens_emitted == 4
+
+
+@pytest.mark.parametrize("sequence", [0, 2, 3, 1000])
+def test_a_gap_or_a_double_fails_the_flight_and_its_text_is_left_out(sequence: int) -> None:
+    flight = open_flight()
+    assert flight.gain(delta(0, "first"), now=11.0)
+    assert not flight.gain(delta(sequence, "wrong"), now=11.0)
+    first, end = flight.take()
+    assert first == delta(0, "first")
+    assert isinstance(end, Failed)
+    assert end.code == Code.INTERNAL_ERROR
+    assert f"delta {sequence} came where 1 was due" in end.message
+    assert flight.tokens_emitted == 1
+
+
+def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
+    flight = open_flight()
+    assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [True] * 4 + [False] * 2
+    *deltas, end = flight.take()
+    assert deltas == [delta(n) for n in range(4)]
+    assert isinstance(end, Failed)
+    assert end.code == Code.CLIENT_TOO_SLOW
+
+
+def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
+    flight = open_flight()
+    for number in range(40):
+        assert flight.gain(delta(number), now=11.0)
+        if number % 4 == 3:
+            assert len(flight.take()) == 4
+
+
+def test_a_worker_that_repeats_itself_adds_nothing() -> None:
+    flight = open_flight()
+    for _ in range(100):
+        flight.accept(accepted())
+    assert flight.take() == [accepted()]
+
+
+def test_everyone_who_waits_hears_of_each_item() -> None:
+    flight, heard = open_flight(), []
+    flight.on_item = lambda: heard.append(len(flight.pending))
+    flight.accept(accepted())
+    flight.gain(delta(0), now=11.0)
+    flight.end(finished())
+    flight.end(finished())
+    assert heard == [1, 2, 3]
+
+
+def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
+    flight = open_flight()
+    assert flight.fail(Code.WORKER_CRASHED)
+    assert flight.terminal == Failed(incarnation=WORKER, id="a", code="worker_crashed", message="")
+    assert not flight.fail(Code.SHUTTING_DOWN)
+    assert not flight.end(finished())
+    assert flight.take() == [flight.terminal]
+
+
+# --- any history -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Take:
+    """The client reads."""
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The gateway ends the flight."""
+
+    code: Code
+
+
+histories = st.lists(
+    st.one_of(
+        st.just(accepted()),
+        st.builds(delta, st.integers(0, 6), st.text(max_size=3)),
+        # Mostly what is due, or hardly any history would come far.
+        st.just("next"),
+        st.just("next"),
+        st.just("next"),
+        st.just(finished()),
+        st.just(failed()),
+        st.builds(Abort, st.sampled_from(Code)),
+        st.just(Take()),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@given(histories, st.integers(1, 8))
+@settings(max_examples=600, deadline=None)
+def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_due(
+    history: list[object], bound: int
+) -> None:
+    flight, taken = open_flight(), list[Item]()
+    expected, ends = list[Delta](), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inflight, "PENDING_DELTAS_MAX", bound)
+        for event in history:
+            ended = flight.terminal is not None
+            match event:
+                case Take():
+                    taken += flight.take()
+                case Accepted():
+                    flight.accept(event)
+                case Finished() | Failed():
+                    assert flight.end(event) != ended
+                case Abort(code):
+                    assert flight.fail(code) != ended
+                case "next" | Delta():
+                    given = event if isinstance(event, Delta) else delta(len(expected), str(len(expected)))
+                    due = given.sequence == len(expected)
+                    went_well = flight.gain(given, now=11.0)
+                    if went_well:
+                        assert due
+                        assert not ended
+                        expected.append(given)
+            ends += flight.terminal is not None and not ended
+            # The bound, one Accepted and the end.
+            assert len(flight.pending) <= bound + 2
+    taken += flight.take()
+    assert [item for item in taken if isinstance(item, Delta)] == expected
+    assert [d.sequence for d in expected] == list(range(len(expected)))
+    assert flight.tokens_emitted == len(expected)
+    assert ends == sum(isinstance(item, TERMINAL) for item in taken) == (flight.terminal is not None)
+    if flight.terminal is not None:
+        assert taken[-1] is flight.terminal
+
+
+# --- all of them -------------------------------------------------------------------------------------
+
+
+def test_a_flight_is_found_by_its_id_and_its_worker_only() -> None:
+    flights = Flights()
+    flight = flights.open(request("a"), WORKER, now=0.0)
+    assert flights.find("a", WORKER) is flight
+    assert flights.find("a", "another") is None
+    assert flights.find("b", WORKER) is None
+    flights.close(flight)
+    assert flights.find("a", WORKER) is None
+
+
+def test_two_flights_of_one_id_cannot_be_open() -> None:
+    flights = Flights()
+    flight = flights.open(request("a"), WORKER, now=0.0)
+    with pytest.raises(ValueError, match="open already"):
+        flights.open(request("a"), "another", now=1.0)
+    assert list(flights) == [flight]
+    flights.close(flight)
+    assert flights.open(request("a"), WORKER, now=2.0) is not flight
+
+
+def test_closing_is_idempotent_and_frees_the_slot() -> None:
+    flights = Flights()
+    flight, other = (flights.open(request(id), WORKER, now=0.0) for id in "ab")
+    for _ in range(2):
+        flights.close(flight)
+        assert len(flights) == 1
+        assert list(flights) == [other]
+
+
+def test_aboard_are_those_of_a_worker_that_have_not_ended_oldest_first() -> None:
+    flights = Flights()
+    opened = {
+        id: flights.open(request(id), worker, now=0.0) for id, worker in zip("abcd", "1121", strict=True)
+    }
+    assert flights.aboard("1") == [opened["a"], opened["b"], opened["d"]]
+    opened["b"].fail(Code.ENGINE_ERROR)
+    assert flights.aboard("1") == [opened["a"], opened["d"]]
+    assert flights.aboard("2") == [opened["c"]]
+    assert flights.aboard("3") == []
+
+
+def test_closing_while_walking_over_all_is_safe() -> None:
+    flights = Flights()
+    for id in "abcdef":
+        flights.open(request(id), WORKER, now=0.0)
+    for flight in flights:
+        flights.close(flight)
+    assert len(flights) == 0
