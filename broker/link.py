@@ -89,23 +89,27 @@ class Link:
         # managed to say before it died still counts.
         broken = self._broken()
         more = self._read_frames(None if broken else _MESSAGES_AT_ONCE)
-        for peer in broken:
-            # One that has spoken on a new connection meanwhile is not lost: its Hello said what it is.
+        for fd, peer in broken:
+            # Last words, read only now, came from the connection that is no more.
+            if self._peer_by_fd.get(fd) == peer:
+                del self._peer_by_fd[fd]
+            # One that has spoken on another connection meanwhile is not lost: its Hello said what it is.
             if peer not in self._peer_by_fd.values():
                 self._lost(peer)
         if more and self._loop is not None:
             self._loop.call_soon(self._read)
 
-    def _broken(self) -> list[str]:
-        peers = []
+    def _broken(self) -> list[tuple[object, str]]:
+        """Connections that broke since the last call: file descriptor and peer."""
+        broken: list[tuple[object, str]] = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] != zmq.EVENT_DISCONNECTED:
                 continue
-            peer = self._peer_by_fd.pop(event["value"], None)
-            if peer is not None:
-                peers.append(peer)
-        return peers
+            fd = event["value"]
+            if (peer := self._peer_by_fd.pop(fd, None)) is not None:
+                broken.append((fd, peer))
+        return broken
 
     def _read_frames(self, most: int | None) -> bool:
         """Handle what has come, `most` messages of it. True when there may be more."""
