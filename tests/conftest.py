@@ -6,12 +6,19 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
 from tests.system import System, eventually, running_system
 
 _LEAK_WAIT_S = 5.0
+
+# Machines are shared: how long an example took says nothing about the code. Waits have deadlines of their own.
+hypothesis.settings.register_profile(
+    "house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("house")
 
 
 def _threads() -> set[str]:
