@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,7 +45,7 @@ class Gateway:
     link: Link
 
 
-def create_app(gateway: Gateway) -> Starlette:
+def create_app(gateway: Gateway) -> ASGIApp:
     """The gateway's ASGI application."""
     app = Starlette(
         routes=[
@@ -56,16 +55,17 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/health", health),
             Route("/ready", ready),
         ],
-        middleware=[Middleware(RequestIds)],
         exception_handlers={
             RequestError: _on_request_error,
             HTTPException: _on_http_exception,
+            ClientDisconnect: _on_client_disconnect,
             Exception: _on_exception,
         },
         lifespan=_lifespan,
     )
     app.state.gateway = gateway
-    return app
+    # Not as one of its middlewares: the answer to an unhandled exception is made outside of those.
+    return RequestIds(app)
 
 
 @asynccontextmanager
@@ -201,6 +201,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     response = error_response(refusal)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _on_client_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body; nobody reads this."""
+    return Response(status_code=499)
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:

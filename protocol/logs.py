@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 from typing import Literal
-
-import msgspec
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -38,7 +37,8 @@ class _Json(logging.Formatter):
         }
         if traceback := _traceback(self, record, ""):
             line["traceback"] = traceback
-        return msgspec.json.encode(line).decode()
+        # ASCII, and not msgspec: a file name need not be Unicode, and must not cost us the line.
+        return json.dumps(line)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord, lead: str) -> str:

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -29,6 +29,19 @@ class SettingsError(ValueError):
     """All that is wrong with a process's settings, one line each."""
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+class _Given(NamedTuple):
+    """A value and where it came from. Flags and variables are text; a TOML value has a type of its own."""
+
+    value: object
+    source: str
+    typed: bool = False
+
+
 def read(
     kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
 ) -> S:
@@ -37,14 +50,14 @@ def read(
     flags = vars(_parser(kind, program, about).parse_args(list(argv)))
     config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
     errors: list[str] = []
-    values: dict[str, tuple[object, str]] = {}
+    values: dict[str, _Given] = {}
     if config:
         values |= _from_file(Path(config), section, fields, errors)
     for name in fields:
         if (variable := _ENV + name.upper()) in environ:
-            values[name] = environ[variable], variable
+            values[name] = _Given(environ[variable], variable)
         if name in flags:
-            values[name] = flags[name], "--" + name.replace("_", "-")
+            values[name] = _Given(flags[name], "--" + name.replace("_", "-"))
     settings = _convert(kind, values, errors)
     if settings is None:
         raise SettingsError("\n".join(errors))
@@ -78,7 +91,7 @@ def _is_switch(hint: Any) -> bool:
 
 
 def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description=about, argument_default=argparse.SUPPRESS)
+    parser = _Parser(prog=program, description=about, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="a TOML file with the same settings")
     hints = get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
@@ -94,9 +107,7 @@ def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.Ar
     return parser
 
 
-def _from_file(
-    path: Path, section: str, fields: list[str], errors: list[str]
-) -> dict[str, tuple[object, str]]:
+def _from_file(path: Path, section: str, fields: list[str], errors: list[str]) -> dict[str, _Given]:
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -108,18 +119,25 @@ def _from_file(
         errors.append(f"{path}: {section} must be a table")
         return {}
     errors += [f"{path}: unknown key {key} in [{section}]" for key in table if key not in fields]
-    return {key: (value, f"{path} [{section}]") for key, value in table.items() if key in fields}
+    return {
+        key: _Given(value, f"{path} [{section}]", typed=True) for key, value in table.items() if key in fields
+    }
 
 
-def _convert(kind: type[S], values: dict[str, tuple[object, str]], errors: list[str]) -> S | None:
+def _to_path(kind: type, value: object) -> Path:
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value).expanduser()
+    raise ValueError("Expected a path")
+
+
+def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S | None:
     converted = {}
     hints = get_type_hints(kind, include_extras=True)
-    for name, (value, source) in values.items():
+    for name, given in values.items():
         try:
-            # Flags and variables are text; a TOML value has its own type and must have the right one.
-            converted[name] = msgspec.convert(value, hints[name], strict=not isinstance(value, str))
+            converted[name] = msgspec.convert(given.value, hints[name], strict=given.typed, dec_hook=_to_path)
         except msgspec.ValidationError as error:
-            errors.append(f"{name}: {error} (from {source})")
+            errors.append(f"{name}: {error} (from {given.source})")
     missing = [
         field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values
     ]

@@ -64,7 +64,10 @@ def runtime_directory() -> Path:
     """The folder for `ipc://` sockets: made with mode 0700 and ours alone. Raises `EndpointError`."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "roundhouse" if base else Path(tempfile.gettempdir()) / f"roundhouse-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EndpointError(f"{folder} cannot be made: {error.strerror}") from error
     _check_private(folder)
     return folder
 
@@ -82,7 +85,10 @@ def _check_private(folder: Path) -> None:
 
 def check_endpoint(endpoint: str, curve: Curve | None) -> None:
     """Raises `EndpointError` for an endpoint that others could listen on or speak to."""
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError as error:
+        raise EndpointError(f"{endpoint}: {error}") from error
     if parts.scheme == "ipc":
         return
     if parts.scheme != "tcp":
@@ -101,8 +107,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
-    # The monitor must be there before the first connection is, or that one's event is missed. Whoever asks the
-    # socket for its monitor later gets this one.
+    # The monitor must be there before the first connection is, or that one's event is missed. Whoever asks
+    # the socket for its monitor later gets this one.
     socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
@@ -120,6 +126,9 @@ def bind_router(
     _prepare(socket)
     # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    # A worker whose connection broke may be back before the old one is cleared away; its name is its own.
+    # Without this the new connection would be refused in silence, and the worker never heard again.
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     if curve is not None:
         socket.curve_server = True
         socket.curve_secretkey = curve.secret

@@ -36,6 +36,7 @@ def encode(message: Message, media: Frames = ()) -> list[bytes]:
         raise WireError(f"cannot encode: {error}") from error
     frames = [body, *media]
     _check_sizes(frames)
+    _check_media(message, media)
     return frames
 
 

@@ -14,7 +14,7 @@ from tests.system import System, eventually, running_system
 
 _LEAK_WAIT_S = 5.0
 
-# Machines are shared: how long an example took says nothing about the code. Waits have deadlines of their own.
+# Machines are shared: how long an example took says nothing about the code. Waits have their own deadlines.
 hypothesis.settings.register_profile(
     "house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )

@@ -257,9 +257,11 @@ class Service:
     def _meet(self, message: Welcome) -> None:
         if self._gateway not in (None, message.incarnation):
             self._abandon_rows()
-        if not self._welcome_due:
+        self._gateway = message.incarnation
+        if self._welcome_due:
+            self._welcome_due = False
+        else:
             self._introduce()
-        self._gateway, self._welcome_due = message.incarnation, False
 
     def _take_request(self, request: Generate, media: list[bytes]) -> None:
         if self._pool is None:

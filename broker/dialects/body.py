@@ -40,8 +40,10 @@ def _invalid(text: str) -> RequestError:
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
     """Raises unless `low` <= value <= `high`; None passes."""
     if value is not None and not low <= value <= high:
+        # Not as a float: an integer may be too large to become one.
+        given = str(value)[:32]
         raise RequestError(
-            Code.INVALID_REQUEST, f"'{name}' must be between {low:g} and {high:g}, not {value:g}.", param=name
+            Code.INVALID_REQUEST, f"'{name}' must be between {low} and {high}, not {given}.", param=name
         )
 
 

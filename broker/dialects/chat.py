@@ -300,14 +300,12 @@ class Stream:
         self._begun = False
 
     def feed(self, items: Sequence[Item]) -> bytes:
-        """The events of `items`, in order. An error is an event only once the stream has begun."""
-        pieces: list[bytes] = []
-        for item in items:
-            if isinstance(item, Failed) and not self._begun:
-                raise failure(item)
-            pieces += self._events(item)
-            self._begun = True
-        return b"".join(pieces)
+        """The events of `items`, in order. An error is an event only once something has been sent."""
+        if not self._begun and items and isinstance(items[-1], Failed):
+            raise failure(items[-1])
+        events = b"".join(event for item in items for event in self._events(item))
+        self._begun = self._begun or bool(events)
+        return events
 
     def _events(self, item: Item) -> Iterator[bytes]:
         match item:

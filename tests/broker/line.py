@@ -23,6 +23,7 @@ from protocol.messages import (
     Sampling,
     Usage,
 )
+from protocol.wire import WireError
 
 GATEWAY = "gateway"
 SILENT_S, STALL_S = 3.0, 60.0
@@ -42,7 +43,9 @@ class Line:
     def __init__(self, *, waiting_max: int = 8) -> None:
         self.clock = Clock()
         self.sent: list[tuple[str, Message]] = []
+        self.media: dict[str, list[bytes]] = {}
         self.unreachable: set[str] = set()
+        self.unsendable: set[str] = set()
         self.dispatcher = Dispatcher(
             incarnation=GATEWAY,
             fleet=Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S),
@@ -52,6 +55,10 @@ class Line:
         )
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
+        if isinstance(message, Generate) and message.id in self.unsendable:
+            raise WireError("cannot encode: Integer value out of range")
+        if isinstance(message, Generate):
+            self.media[message.id] = list(media)
         self.sent.append((peer, message))
         return peer not in self.unreachable
 

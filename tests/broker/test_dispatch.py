@@ -8,7 +8,6 @@ from broker.fleet import Verdict
 from broker.inflight import Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Cancel, Failed, Finished, Goodbye, Rejected, Welcome
-from protocol.wire import WireError
 from tests.broker.line import (
     GATEWAY,
     SILENT_S,
@@ -155,21 +154,14 @@ def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind
     assert len(line.dispatcher.flights) == 0
 
 
-def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(line: Line) -> None:
     line.serving("w")
-
-    def refuse(*_: object) -> bool:
-        raise WireError("cannot encode: Integer value out of range")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(line.dispatcher, "_send", refuse)
-        with (
-            pytest.raises(RequestError) as caught,
-            line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
-        ):
-            raise AssertionError("not aboard")
+    line.unsendable.add("a")
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+    ):
+        raise AssertionError("not aboard")
     assert caught.value.code is Code.INVALID_REQUEST
     assert len(line.dispatcher.flights) == 0
 
@@ -217,7 +209,7 @@ def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None
         line.clock.now += 7.0
         line.beat("w")
         line.say("w", finished("w", "a"))
-    assert line.dispatcher.admission.retry_after_s(1, 1) == 7.0
+    assert line.dispatcher.admission.retry_after_s(1) == 7.0
 
 
 @pytest.mark.parametrize("end", ["failed", "left"])
@@ -227,7 +219,7 @@ def test_a_request_that_did_not_finish_says_nothing_about_how_long_one_takes(end
         line.clock.now += 7.0
         if end == "failed":
             line.say("w", failed("w", "a"))
-    assert line.dispatcher.admission.retry_after_s(1, 1) == 1.0
+    assert line.dispatcher.admission.retry_after_s(1) == 1.0
 
 
 # --- verdicts ----------------------------------------------------------------------------------------
