@@ -90,25 +90,24 @@ class Link:
         broken = self._broken()
         more = self._read_frames(None if broken else _MESSAGES_AT_ONCE)
         for fd, peer in broken:
-            # Last words, read only now, came from the connection that is no more.
-            if self._peer_by_fd.get(fd) == peer:
-                del self._peer_by_fd[fd]
+            # Last words, perhaps its first ones too, were read only now, from a connection that is no more.
+            if peer is None or self._peer_by_fd.get(fd) == peer:
+                peer = self._peer_by_fd.pop(fd, None)
             # One that has spoken on another connection meanwhile is not lost: its Hello said what it is.
-            if peer not in self._peer_by_fd.values():
+            if peer is not None and peer not in self._peer_by_fd.values():
                 self._lost(peer)
         if more and self._loop is not None:
             self._loop.call_soon(self._read)
 
-    def _broken(self) -> list[tuple[object, str]]:
-        """Connections that broke since the last call: file descriptor and peer."""
-        broken: list[tuple[object, str]] = []
+    def _broken(self) -> list[tuple[object, str | None]]:
+        """Connections that broke since the last call: file descriptor and, once it has spoken, peer."""
+        broken: list[tuple[object, str | None]] = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] != zmq.EVENT_DISCONNECTED:
                 continue
             fd = event["value"]
-            if (peer := self._peer_by_fd.pop(fd, None)) is not None:
-                broken.append((fd, peer))
+            broken.append((fd, self._peer_by_fd.pop(fd, None)))
         return broken
 
     def _read_frames(self, most: int | None) -> bool:

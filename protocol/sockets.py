@@ -55,9 +55,13 @@ class Curve:
 def write_keys(folder: Path) -> None:
     """Make the key pairs of both ends in `folder`, readable by their owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for end in ("gateway", "worker"):
-        zmq.auth.create_certificates(folder, end)
-        (folder / f"{end}.key_secret").chmod(0o600)
+    folder.chmod(0o700)
+    before = os.umask(0o077)  # never readable by others, not even for a moment
+    try:
+        for end in ("gateway", "worker"):
+            zmq.auth.create_certificates(folder, end)
+    finally:
+        os.umask(before)
 
 
 def runtime_directory() -> Path:
