@@ -4,8 +4,8 @@
 
 The scripted engine sends as fast as it can. Both servers run under the same uvicorn with the same reader, in
 turns, so that a noisy machine troubles both. `per CPU second` divides by the serving process's own CPU time
-and so leaves out what the reader and the engine take from a machine with few cores. With `--step-ms` the engine
-keeps the pace of a real model, every event is written by itself, and CPU time is what there is to compare.
+and so leaves out what the reader and the engine take from a machine with few cores. With `--step-ms` the
+engine keeps the pace of a real model, every event is written by itself, and CPU time is what to compare.
 """
 
 from __future__ import annotations

@@ -155,21 +155,20 @@ class Loop:
         plan = self.scheduler.plan()
         if not plan:
             return
-        if plan.decode:
-            self._decode()
-        for chunk in plan.chunks:
-            # A chunk's row may have left because the step before it failed.
-            if self.scheduler.get(chunk.row.request.id) is chunk.row:
+        # The chunks were cut for caches that a failed step has lost: the next plan cuts them anew.
+        if not plan.decode or self._decode():
+            for chunk in plan.chunks:
                 self._prefill(chunk)
         self._count()
         self.counters.steps += 1
 
-    def _decode(self) -> None:
+    def _decode(self) -> bool:
+        """Whether the step worked."""
         try:
             tokens = self.model.engine.step()
         except Exception as error:  # nobody's fault in particular
             self._fail_step(error)
-            return
+            return False
         self._failures = 0
         deltas: list[Delta] = []
         ended: list[tuple[str, str]] = []
@@ -179,6 +178,7 @@ class Loop:
             self.publish(Events(incarnation=self.incarnation, deltas=deltas))
         for id, reason in ended:
             self._finish(id, reason)
+        return True
 
     def _gain(self, id: str, token: int, deltas: list[Delta], ended: list[tuple[str, str]]) -> None:
         row, progress = self.scheduler.get(id), self._progress.get(id)
