@@ -1,0 +1,110 @@
+"""The shape that STYLE asks of the code, as far as a test can hold it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("protocol", "broker", "worker", "deploy", "bench")
+
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 400
+
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BY_NAME = {str(path.relative_to(ROOT)): path for path in SOURCES}
+
+# Where somebody's machine would show: a home, a checkout, a build folder.
+PRIVATE_PATH = re.compile(r"(?<![\w.~:/*-])/(?:home|Users|root|work|builds|workspace)/")
+UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
+
+# The only places that may catch everything: a thread's or process's loop, and the boundary of one request.
+BOUNDARIES = {"worker/loop.py", "worker/pool.py", "worker/service.py", "worker/models/load.py"}
+# Outside of our hands: a library that raises nothing narrower.
+EXCUSED = {"worker/models/text.py"}
+
+MAY_SLEEP = {"worker/fake.py", "protocol/lifeline.py", "bench/processes.py"}
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def catches_everything(handler: ast.ExceptHandler) -> bool:
+    named = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        name is None or (isinstance(name, ast.Name) and name.id in ("Exception", "BaseException"))
+        for name in named
+    )
+
+
+def called(tree: ast.AST, module: str, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == module
+        for node in ast.walk(tree)
+    )
+
+
+def test_there_is_code_to_look_at() -> None:
+    assert {path.split("/")[0] for path in BY_NAME} == set(PACKAGES)
+    assert len(TESTS) > 20
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_module_has_the_shape_of_the_house(name: str) -> None:
+    text = BY_NAME[name].read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert text.count("\n") <= FILE_LINES_MAX
+    assert ast.get_docstring(tree), "a module says what it is"
+    for function in functions(tree):
+        assert (function.end_lineno or 0) - function.lineno < FUNCTION_LINES_MAX, function.name
+    assert not UNFINISHED.search(text), "unfinished work belongs into an issue"
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in BOUNDARIES | EXCUSED])
+def test_everything_is_caught_at_boundaries_only(name: str) -> None:
+    tree = ast.parse(BY_NAME[name].read_text(encoding="utf-8"))
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    assert not any(catches_everything(handler) for handler in handlers)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in MAY_SLEEP])
+def test_nothing_sleeps(name: str) -> None:
+    assert not called(ast.parse(BY_NAME[name].read_text(encoding="utf-8")), "time", "sleep")
+
+
+def test_the_exceptions_from_these_rules_are_still_needed() -> None:
+    for name in BOUNDARIES | EXCUSED:
+        tree = ast.parse(BY_NAME[name].read_text(encoding="utf-8"))
+        handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+        assert any(catches_everything(handler) for handler in handlers), name
+    for name in MAY_SLEEP:
+        assert called(ast.parse(BY_NAME[name].read_text(encoding="utf-8")), "time", "sleep"), name
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    documents = [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml", ".lock", "")]
+    for path in [*SOURCES, *TESTS, *(path for path in documents if path.is_file())]:
+        text = path.read_text(encoding="utf-8")
+        found = PRIVATE_PATH.search(text)
+        assert found is None, f"{path.relative_to(ROOT)}: {found}"
+        assert len(ROOT.parts) < 3 or str(ROOT) not in text, path.relative_to(ROOT)
+
+
+def test_the_lock_pins_and_hashes_everything_and_names_no_registry() -> None:
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--index-url" not in text
+    requirements = [block for block in re.split(r"\n(?=\S)", text) if not block.startswith("#")]
+    assert len(requirements) > 20
+    for block in requirements:
+        assert re.match(r"[A-Za-z0-9._-]+(\[[\w,-]+\])?==\S+", block), block.splitlines()[0]
+        assert "--hash=sha256:" in block, block.splitlines()[0]

@@ -1,0 +1,151 @@
+"""The application without a server: one task for each exchange, its messages in plain sight."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+WAIT_S = 20.0
+
+
+def run(talk: Coroutine[Any, Any, None]) -> None:
+    """Run a conversation to its end, or fail."""
+    asyncio.run(asyncio.wait_for(talk, WAIT_S))
+
+
+async def until(check: Callable[[], object]) -> None:
+    """Let the loop run until `check` holds; `run` bounds how long."""
+    while not check():  # noqa: ASYNC110 - what it waits for has no event of its own
+        await asyncio.sleep(0)
+
+
+class Exchange:
+    """One request on its way through the application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None = b"",
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """`body` may come in pieces; None: it does not end."""
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self.sent: list[Message] = []
+        chunks = [body] if isinstance(body, bytes) else list(body or ())
+        for number, chunk in enumerate(chunks, 1):
+            message = {"type": "http.request", "body": chunk, "more_body": number < len(chunks)}
+            self._incoming.put_nowait(message)
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": list(headers),
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8000),
+        }
+        self.task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
+
+    async def _send(self, message: Message) -> None:
+        await self._may_write.wait()
+        self.sent.append(message)
+
+    # --- what a client does ---
+
+    def leave(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    def stop_reading(self) -> None:
+        self._may_write.clear()
+
+    def read_on(self) -> None:
+        self._may_write.set()
+
+    async def end(self) -> Exchange:
+        """The application is done with it."""
+        await self.task
+        return self
+
+    async def started(self) -> None:
+        await until(lambda: self.sent or self.task.done())
+
+    async def holds(self, piece: bytes) -> None:
+        """Until the client has read `piece`."""
+        await until(lambda: piece in self.body or self.task.done())
+        assert piece in self.body
+
+    @property
+    def unread(self) -> int:
+        """Pieces of the body that nobody has asked for."""
+        return self._incoming.qsize()
+
+    # --- what it got ---
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        pairs = [(name.decode(), value.decode()) for name, value in self.sent[0]["headers"]]
+        assert len({name for name, _ in pairs}) == len(pairs), f"a header twice: {pairs}"
+        return dict(pairs)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+    @property
+    def complete(self) -> bool:
+        """Started once, ended once, nothing after it."""
+        kinds = [message["type"] for message in self.sent]
+        more = [message.get("more_body", False) for message in self.sent[1:]]
+        return kinds == ["http.response.start"] + ["http.response.body"] * (len(kinds) - 1) and more == (
+            [True] * (len(more) - 1) + [False]
+        )
+
+    @property
+    def json(self) -> Any:
+        assert self.complete
+        if "content-length" in self.headers:
+            assert int(self.headers["content-length"]) == len(self.body)
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object of a refusal, after a look at its shape."""
+        assert self.headers["content-type"] == "application/json"
+        [(name, error)] = self.json.items()
+        assert name == "error"
+        assert {"message", "type", "param", "code"} <= error.keys()
+        assert isinstance(error["message"], str)
+        assert error["message"]
+        return dict(error)
+
+
+@asynccontextmanager
+async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
+    """The application between startup and shutdown."""
+    incoming: asyncio.Queue[Message] = asyncio.Queue()
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+    task = asyncio.ensure_future(app({"type": "lifespan", "asgi": {}, "state": {}}, incoming.get, sent.put))
+    incoming.put_nowait({"type": "lifespan.startup"})
+    assert (await sent.get())["type"] == "lifespan.startup.complete"
+    yield
+    incoming.put_nowait({"type": "lifespan.shutdown"})
+    assert (await sent.get())["type"] == "lifespan.shutdown.complete"
+    await task

@@ -1,0 +1,645 @@
+"""The gateway's HTTP side, in process: routes, ids, errors, and clients that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from starlette.types import ASGIApp
+
+from broker import app as app_module
+from broker import inflight
+from broker.app import Gateway, create_app
+from broker.config import GatewaySettings
+from broker.fleet import Verdict
+from broker.link import Link
+from protocol.messages import Cancel, Generate, Loading, Message
+from tests.broker.asgi import Exchange, lifespan, run, until
+from tests.broker.line import SILENT_S, Line, accepted, events, failed, finished, ready
+
+CHAT = "/v1/chat/completions"
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(32)
+
+
+class MemoryLink:
+    """What the application asks of a link."""
+
+    def __init__(self) -> None:
+        self.heard: list[Callable[..., None]] = []
+        self.closed = False
+
+    def start(self, hear: Callable[..., None], lost: Callable[..., None]) -> None:
+        self.heard = [hear, lost]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def send(self, peer: str, message: Message, media: Sequence[bytes] = ()) -> bool:
+        raise AssertionError("the dispatcher sends")
+
+
+class House:
+    """An application whose workers are played by the test."""
+
+    def __init__(self, **configured: Any) -> None:
+        self.line = Line(waiting_max=1)
+        self.line.clock.now = time.monotonic()
+        self.link = MemoryLink()
+        settings = GatewaySettings(**{"keepalive_s": 60.0, **configured})
+        self.gateway = Gateway(settings=settings, dispatcher=self.line.dispatcher, link=cast(Link, self.link))
+        self.app: ASGIApp = create_app(self.gateway)
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Exchange:
+        given = [
+            (name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()
+        ]
+        return Exchange(self.app, method, path, headers=given)
+
+    def chat(self, content: object = "hello", **fields: object) -> Exchange:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return Exchange(self.app, "POST", CHAT, json.dumps(body).encode())
+
+    def requests(self, worker: str = "w") -> list[Generate]:
+        return [m for to, m in self.line.sent if to == worker and isinstance(m, Generate)]
+
+    def cancels(self, worker: str = "w") -> list[str]:
+        return [m.id for to, m in self.line.sent if to == worker and isinstance(m, Cancel)]
+
+    async def arrived(self, number: int = 1) -> str:
+        """The id of the last request, once so many have reached the worker."""
+        await until(lambda: len(self.requests()) >= number)
+        return self.requests()[-1].id
+
+
+@pytest.fixture
+def house() -> House:
+    """One worker serves."""
+    house = House()
+    house.line.serving("w", "org/model", rows=1)
+    return house
+
+
+# --- routes ------------------------------------------------------------------------------------------
+
+
+def test_the_gateway_is_healthy_without_any_worker() -> None:
+    async def talk() -> None:
+        answer = await House().get("/health").end()
+        assert (answer.status, answer.json) == (200, {"status": "ok"})
+
+    run(talk())
+
+
+def test_the_gateway_is_ready_as_long_as_a_worker_serves() -> None:
+    house = House()
+
+    async def talk() -> None:
+        absent = await house.get("/ready").end()
+        assert (absent.status, absent.error["code"]) == (503, "worker_unavailable")
+        assert int(absent.headers["retry-after"]) >= 1
+        house.line.hello("w")
+        house.line.dispatcher.hear("w", Loading(incarnation="w", done=1, total=4))
+        loading = await house.get("/ready").end()
+        assert (loading.status, loading.error["code"]) == (503, "model_loading")
+        assert "25%" in loading.error["message"]
+        assert int(loading.headers["retry-after"]) >= 1
+        house.line.dispatcher.hear("w", ready("w"))
+        serving = await house.get("/ready").end()
+        assert (serving.status, serving.json) == (200, {"status": "ready"})
+        house.line.dispatcher.lost("w")
+        assert (await house.get("/ready").end()).status == 503
+
+    run(talk())
+
+
+def test_models_are_those_that_workers_have_named() -> None:
+    house = House()
+
+    async def talk() -> None:
+        assert (await house.get("/v1/models").end()).json == {"object": "list", "data": []}
+        house.line.serving("w2", "org/small")
+        house.line.hello("w1", "a-model")
+        listed = (await house.get("/v1/models").end()).json["data"]
+        assert [model["id"] for model in listed] == ["a-model", "org/small"]
+        assert [model.get("context_length") for model in listed] == [None, 8192]
+        for model in listed:
+            assert (model["object"], model["owned_by"]) == ("model", "roundhouse")
+            assert abs(model["created"] - time.time()) < 60
+            assert (await house.get(f"/v1/models/{model['id']}").end()).json == model
+        house.line.dispatcher.lost("w2")
+        assert (await house.get("/v1/models/org/small").end()).status == 200
+
+    run(talk())
+
+
+def test_a_model_that_is_not_there_is_not_found(house: House) -> None:
+    async def talk() -> None:
+        answer = await house.get("/v1/models/org/other").end()
+        assert answer.status == 404
+        assert (answer.error["code"], answer.error["param"]) == ("model_not_found", "model")
+
+    run(talk())
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/nothing", "/v1/%00"])
+def test_an_address_without_anything_is_an_error_object(path: str, house: House) -> None:
+    async def talk() -> None:
+        answer = await house.get(path).end()
+        assert (answer.status, answer.error["code"]) == (404, "route_not_found")
+        assert answer.error["type"] == "invalid_request_error"
+        assert path in answer.error["message"]
+
+    run(talk())
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/health")])
+def test_a_method_that_is_not_taken_is_an_error_object(method: str, path: str, house: House) -> None:
+    async def talk() -> None:
+        answer = await house.get(path, method).end()
+        assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+        assert method in answer.error["message"]
+        assert method not in answer.headers["allow"]
+
+    run(talk())
+
+
+# --- request ids -------------------------------------------------------------------------------------
+
+
+def test_a_request_id_of_the_client_is_echoed(house: House) -> None:
+    async def talk() -> None:
+        for given in ("a", "trace-1/2:3", "x" * 128, '{"a":1}'):
+            answer = await house.get("/health", x_request_id=given).end()
+            assert answer.headers["x-request-id"] == given
+
+    run(talk())
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "a\tb", "é", "\x7f", "a\r\nset-cookie: b"])
+def test_a_missing_or_insane_request_id_is_replaced(given: str | None, house: House) -> None:
+    async def talk() -> None:
+        headers = {} if given is None else {"x_request_id": given}
+        ids = [(await house.get("/health", **headers).end()).headers["x-request-id"] for _ in range(2)]
+        assert all(re.fullmatch(r"req_[0-9a-f]{24}", id) for id in ids)
+        assert ids[0] != ids[1]
+
+    run(talk())
+
+
+def test_every_kind_of_answer_carries_a_request_id(house: House) -> None:
+    async def talk() -> None:
+        for answer in (house.get("/nothing"), house.chat(temperature=9), house.get(CHAT)):
+            assert (await answer.end()).headers["x-request-id"].startswith("req_")
+        stream = house.chat(stream=True)
+        house.line.say("w", accepted("w", await house.arrived()))
+        await stream.started()
+        assert stream.headers["x-request-id"].startswith("req_")
+        stream.leave()
+        await stream.end()
+
+    run(talk())
+
+
+# --- chat --------------------------------------------------------------------------------------------
+
+
+def test_a_whole_answer_has_its_length_and_its_text(house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat(model="org/model", temperature=0)
+        id = await house.arrived()
+        assert house.requests()[0].messages == [{"role": "user", "content": "hello"}]
+        house.line.say("w", accepted("w", id), events("w", id, "all ", "aboard 🚂"), finished("w", id, 2))
+        document = (await answer.end()).json
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        assert document["id"] == id
+        assert document["model"] == "org/model"
+        assert document["choices"][0]["message"]["content"] == "all aboard 🚂"
+        assert abs(document["created"] - time.time()) < 60
+
+    run(talk())
+    assert house.cancels() == []
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_a_stream_is_sent_as_it_comes(house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        await answer.holds(b'"role":"assistant"')
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-cache"
+        assert "content-length" not in answer.headers
+        house.line.say("w", events("w", id, "all "))
+        await answer.holds(b'"all "')
+        house.line.say("w", events("w", id, "aboard", first=1))
+        await answer.holds(b'"aboard"')
+        assert not answer.task.done()
+        house.line.say("w", finished("w", id, 2))
+        await answer.end()
+        assert answer.complete
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(talk())
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_nothing_is_sent_before_the_workers_first_word() -> None:
+    house = House(keepalive_s=0.01)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        asked = time.monotonic()
+        await until(lambda: time.monotonic() - asked > 0.05)
+        assert answer.sent == []
+        house.line.say("w", failed("w", id, "context_length_exceeded"))
+        await answer.end()
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+    run(talk())
+
+
+def test_a_silent_stream_is_kept_alive_with_comments() -> None:
+    house = House(keepalive_s=0.02)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        await answer.holds(b": keep-alive\n\n: keep-alive\n\n")
+        house.line.say("w", events("w", id, "x"), finished("w", id))
+        await answer.end()
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(talk())
+
+
+def test_a_whole_answer_is_never_padded_with_comments() -> None:
+    house = House(keepalive_s=0.01)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        answer = house.chat()
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), events("w", id, "x"))
+        started = time.monotonic()
+        await until(lambda: time.monotonic() - started > 0.05)
+        assert answer.sent == []
+        house.line.say("w", finished("w", id))
+        assert (await answer.end()).json["choices"][0]["message"]["content"] == "x"
+
+    run(talk())
+
+
+def test_an_image_travels_behind_the_request() -> None:
+    house = House()
+    house.line.serving("w", images=True)
+    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
+
+    async def talk() -> None:
+        answer = house.chat([{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": url}}])
+        id = await house.arrived()
+        [media] = house.requests()[0].media
+        assert (media.frame, media.mime) == (0, "image/png")
+        assert house.line.media[id] == [PNG]
+        house.line.say("w", finished("w", id))
+        await answer.end()
+        assert answer.status == 200
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    ("images", "url", "code"),
+    [
+        (False, "data:image/png;base64," + base64.b64encode(PNG).decode(), "unsupported_media"),
+        (True, "data:image/png;base64,AAAA", "invalid_media"),
+        (True, "https://example.org/cat.png", "invalid_media"),
+    ],
+)
+def test_an_image_that_cannot_be_served_is_named(images: bool, url: str, code: str) -> None:
+    house = House()
+    house.line.serving("w", images=images)
+
+    async def talk() -> None:
+        content = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": url}}]
+        answer = await house.chat(content).end()
+        assert answer.status == 400
+        assert (answer.error["code"], answer.error["param"]) == (code, "messages[0].content[1]")
+
+    run(talk())
+    assert house.requests() == []
+
+
+# --- refusals ----------------------------------------------------------------------------------------
+
+
+def test_a_bad_body_reaches_no_worker(house: House) -> None:
+    async def talk() -> None:
+        answer = await house.chat(temperature=9).end()
+        assert answer.status == 400
+        assert (answer.error["code"], answer.error["param"]) == ("invalid_request", "temperature")
+
+    run(talk())
+    assert house.requests() == []
+
+
+def test_a_model_nobody_serves_is_not_found(house: House) -> None:
+    async def talk() -> None:
+        answer = await house.chat(model="other").end()
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        assert "org/model" in answer.error["message"]
+
+    run(talk())
+
+
+def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
+    async def talk() -> None:
+        aboard = [house.chat(stream=True) for _ in range(2)]
+        await house.arrived(2)
+        answer = await house.chat().end()
+        assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
+        assert (answer.error["running"], answer.error["waiting"]) == (0, 2)
+        assert answer.error["waiting_ids"] == [request.id for request in house.requests()]
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "x-should-retry" not in answer.headers
+        for exchange in aboard:
+            exchange.leave()
+            await exchange.end()
+        following = house.chat()
+        await house.arrived(3)
+        following.leave()
+        await following.end()
+
+    run(talk())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status", "retry"),
+    [("engine_error", 500, False), ("worker_crashed", 503, True), ("a_later_code", 500, False)],
+)
+def test_what_fails_before_it_began_has_its_status(
+    stream: bool, code: str, status: int, retry: bool, house: House
+) -> None:
+    async def talk() -> None:
+        answer = house.chat(stream=stream)
+        house.line.say("w", failed("w", await house.arrived(), code))
+        await answer.end()
+        assert answer.status == status
+        assert answer.headers.get("x-should-retry") == (None if retry else "false")
+        assert ("retry-after" in answer.headers) == retry
+        assert answer.error["type"] == "server_error"
+
+    run(talk())
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_a_stream_that_fails_late_ends_with_an_error_and_done(house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), events("w", id, "x"))
+        await answer.holds(b'"x"')
+        house.line.dispatcher.lost("w")
+        await answer.end()
+        assert answer.status == 200
+        assert answer.complete
+        *_, error, done, rest = answer.body.decode().split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "worker_crashed"
+        assert (done, rest) == ("data: [DONE]", "")
+
+    run(talk())
+
+
+def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        await answer.started()
+        house.line.dispatcher.stop()
+        late = await house.chat().end()
+        assert (late.status, late.error["code"]) == (503, "shutting_down")
+        house.line.dispatcher.abandon()
+        await answer.end()
+        assert b"shutting_down" in answer.body
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert house.cancels() == [id]
+
+    run(talk())
+
+
+# --- bodies ------------------------------------------------------------------------------------------
+
+
+def test_a_body_in_pieces_is_read_whole(house: House) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+
+    async def talk() -> None:
+        pieces = [body[n : n + 7] for n in range(0, len(body), 7)]
+        answer = Exchange(house.app, "POST", CHAT, pieces)
+        house.line.say("w", finished("w", await house.arrived()))
+        assert (await answer.end()).status == 200
+
+    run(talk())
+
+
+def test_a_body_declared_too_large_is_refused_unread() -> None:
+    house = House(body_bytes_max=1024)
+
+    async def talk() -> None:
+        # The body never comes: who waits for it waits for ever.
+        answer = Exchange(house.app, "POST", CHAT, None, [(b"content-length", b"1025")])
+        await answer.end()
+        assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+        assert answer.headers["connection"] == "close"
+
+    run(talk())
+
+
+def test_a_body_that_grows_too_large_is_refused_on_the_way() -> None:
+    house = House(body_bytes_max=1024)
+
+    async def talk() -> None:
+        answer = Exchange(house.app, "POST", CHAT, [b"[" * 512, b"[" * 512, b"[", *[b"["] * 100])
+        await answer.end()
+        assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+        assert answer.unread == 100
+
+    run(talk())
+
+
+def test_a_body_of_the_largest_size_is_read() -> None:
+    house = House(body_bytes_max=1024)
+    house.line.serving("w")
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+    body += b" " * (1024 - len(body))
+
+    async def talk() -> None:
+        answer = Exchange(house.app, "POST", CHAT, body, [(b"content-length", b"1024")])
+        house.line.say("w", finished("w", await house.arrived()))
+        assert (await answer.end()).status == 200
+
+    run(talk())
+
+
+def test_a_client_that_leaves_while_it_sends_is_nobodys_error(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk() -> None:
+        answer = Exchange(house.app, "POST", CHAT, None)
+        answer.leave()
+        await answer.end()
+
+    with caplog.at_level(logging.WARNING):
+        run(talk())
+    assert caplog.records == []
+    assert house.requests() == []
+
+
+# --- clients that come and go ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_client_that_leaves_frees_its_row(stream: bool, begun: bool, house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat(stream=stream)
+        id = await house.arrived()
+        if begun:
+            house.line.say("w", accepted("w", id), events("w", id, "x"))
+            if stream:
+                await answer.holds(b'"x"')
+        answer.leave()
+        await answer.end()
+        assert house.cancels() == [id]
+        assert not answer.body.endswith(b"[DONE]\n\n")
+
+    run(talk())
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_an_exchange_that_is_cancelled_frees_its_row(house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        answer.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer.end()
+        assert house.cancels() == [id]
+
+    run(talk())
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_a_client_that_does_not_read_loses_its_stream_and_costs_no_more(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 50)
+
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        await answer.started()
+        answer.stop_reading()
+        for number in range(200):
+            house.line.say("w", events("w", id, "x", first=number))
+            await asyncio.sleep(0)
+        assert house.cancels() == [id]
+        answer.read_on()
+        await answer.end()
+        assert b'"code":"client_too_slow"' in answer.body
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert answer.body.count(b'"content":"x"') < 60
+
+    run(talk())
+
+
+def test_neighbours_do_not_hear_each_other() -> None:
+    house = House()
+    house.line.serving("w", rows=16)
+
+    async def talk() -> None:
+        answers = [house.chat(stream=True) for _ in range(8)]
+        await house.arrived(8)
+        ids = [request.id for request in house.requests()]
+        assert len(set(ids)) == 8
+        for step in range(5):
+            for id in ids:
+                house.line.say("w", events("w", id, f"{id}/{step} ", first=step))
+        for id in ids:
+            house.line.say("w", finished("w", id))
+        for answer in answers:
+            body = (await answer.end()).body.decode()
+            [id] = [id for id in ids if id in body]
+            assert re.findall(r'"content":"([^"]*) "', body) == [f"{id}/{step}" for step in range(5)]
+
+    run(talk())
+
+
+# --- what goes wrong inside --------------------------------------------------------------------------
+
+
+def test_an_unhandled_exception_is_an_error_object_and_says_nothing_of_itself(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(app_module.chat, "read", break_down)
+
+    async def talk() -> None:
+        answer = house.chat()
+        with pytest.raises(ZeroDivisionError):
+            await answer.end()
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        assert answer.headers["x-should-retry"] == "false"
+        assert answer.headers["x-request-id"].startswith("req_")
+        assert b"secret" not in answer.body
+        assert (await house.get("/health").end()).status == 200
+
+    run(talk())
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+# --- lifespan ----------------------------------------------------------------------------------------
+
+
+def test_the_line_is_open_for_as_long_as_the_application_runs(house: House) -> None:
+    async def talk() -> None:
+        async with lifespan(house.app):
+            assert house.link.heard == [house.line.dispatcher.hear, house.line.dispatcher.lost]
+            assert not house.link.closed
+            assert (await house.get("/health").end()).status == 200
+        assert house.link.closed
+
+    run(talk())
+
+
+def test_workers_that_hang_are_found_while_nobody_asks(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
+    [worker] = house.line.dispatcher.fleet
+
+    async def talk() -> None:
+        async with lifespan(house.app):
+            house.line.clock.now += SILENT_S + 1
+            await until(lambda: worker.verdict is Verdict.SILENT)
+
+    run(talk())

@@ -1,0 +1,153 @@
+"""One message of every type with every field set, and one with the required fields only.
+
+`golden.json` holds their encoded form. What stands there has been on the wire and is never edited: a message
+type gains a sample by `python -m tests.protocol.samples`, which prints the file anew for comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+from protocol import wire
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    Capabilities,
+    Delta,
+    Events,
+    Failed,
+    Finished,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Loading,
+    Media,
+    Message,
+    Ready,
+    Rejected,
+    Sampling,
+    Timings,
+    ToGateway,
+    ToWorker,
+    Usage,
+    Welcome,
+)
+
+GOLDEN = Path(__file__).with_name("golden.json")
+UNIONS = {"to_worker": ToWorker, "to_gateway": ToGateway}
+DECODERS = {"to_worker": wire.decode_to_worker, "to_gateway": wire.decode_to_gateway}
+
+GATEWAY, WORKER = "6761746577617931", "776f726b65723031"
+IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
+
+FULL: list[Message] = [
+    Welcome(incarnation=GATEWAY, version=1),
+    Rejected(incarnation=GATEWAY, reason="it speaks protocol 2, this gateway 1"),
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(seed=2**63 - 1, temperature=0.7, top_p=0.95, top_k=40, min_p=0.05),
+        messages=[
+            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+        ],
+        prompt="raw",
+        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+    ),
+    Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
+    Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
+    Loading(incarnation=WORKER, done=2**33, total=2**34),
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
+    ),
+    Heartbeat(incarnation=WORKER, running=3, waiting=70000, steps=2**40, cache_bytes=2**36),
+    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
+    Events(
+        incarnation=WORKER,
+        deltas=[
+            Delta(id="chatcmpl-1", sequence=0, tokens=[151643], text="駅"),
+            Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
+        ],
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+    ),
+    Failed(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        code="context_length_exceeded",
+        message="This model's maximum context length is 8192 tokens.",
+        param="messages",
+    ),
+    Goodbye(incarnation=WORKER, reason="asked to stop"),
+]
+
+LEAST: list[Message] = [
+    Welcome(incarnation=GATEWAY, version=1),
+    Rejected(incarnation=GATEWAY, reason=""),
+    Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=0)),
+    Cancel(incarnation=GATEWAY, id="a"),
+    Hello(incarnation=WORKER, version=1, model="m", pid=1),
+    Loading(incarnation=WORKER, done=0, total=0),
+    Ready(incarnation=WORKER, model="m", context_length=0, running_max=1),
+    Heartbeat(incarnation=WORKER, running=0, waiting=0, steps=0),
+    Accepted(incarnation=WORKER, id="a", prompt_tokens=1),
+    Events(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
+    Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
+    Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
+    Goodbye(incarnation=WORKER, reason=""),
+]
+
+
+def media_of(message: Message) -> list[bytes]:
+    """The media frames that travel behind a sample."""
+    return [IMAGE] * len(message.media) if isinstance(message, Generate) else []
+
+
+def direction_of(message: Message) -> str:
+    return next(name for name, union in UNIONS.items() if isinstance(message, get_args(union)))
+
+
+def golden() -> dict[str, dict[str, str]]:
+    """Type name -> {"full": hex, "least": hex}, as it once was written."""
+    read: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text())
+    return read
+
+
+def golden_frames() -> list[list[bytes]]:
+    """Every golden message as the frames that travel."""
+    return [
+        [bytes.fromhex(golden()[type(message).__name__][kind]), *media_of(message)]
+        for kind, samples in (("full", FULL), ("least", LEAST))
+        for message in samples
+    ]
+
+
+def main() -> None:
+    written: dict[str, dict[str, str]] = {}
+    for kind, samples in (("full", FULL), ("least", LEAST)):
+        for message in samples:
+            body = wire.encode(message, media_of(message))[0]
+            written.setdefault(type(message).__name__, {})[kind] = body.hex()
+    print(json.dumps(written, indent=1))
+
+
+if __name__ == "__main__":
+    main()

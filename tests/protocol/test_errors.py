@@ -1,0 +1,76 @@
+"""The error table: whole, consistent, and part of the public interface."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import KINDS, Code, RequestError, code_named
+
+# What clients have been told for ever: name -> status, retryable. A change here breaks somebody's handler.
+PUBLIC = {
+    "invalid_request": (400, False),
+    "unsupported_parameter": (400, False),
+    "context_length_exceeded": (400, False),
+    "unsupported_media": (400, False),
+    "invalid_media": (400, False),
+    "model_not_found": (404, False),
+    "route_not_found": (404, False),
+    "method_not_allowed": (405, False),
+    "request_too_large": (413, False),
+    "text_generation_busy": (503, True),
+    "model_loading": (503, True),
+    "worker_unavailable": (503, True),
+    "worker_crashed": (503, True),
+    "shutting_down": (503, True),
+    "client_too_slow": (500, False),
+    "engine_error": (500, False),
+    "internal_error": (500, False),
+}
+
+
+def test_every_code_stands_in_the_table() -> None:
+    assert set(KINDS) == set(Code)
+
+
+@pytest.mark.parametrize(("name", "answer"), PUBLIC.items(), ids=PUBLIC)
+def test_a_published_code_keeps_its_name_status_and_advice(name: str, answer: tuple[int, bool]) -> None:
+    kind = KINDS[Code(name)]
+    assert (kind.status, kind.retryable) == answer
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_code_is_spelled_like_its_name_and_says_something(code: Code) -> None:
+    assert code.value == code.name.lower()
+    assert KINDS[code].wording.endswith(".")
+
+
+@pytest.mark.parametrize("code", Code)
+def test_only_what_may_pass_is_worth_a_retry(code: Code) -> None:
+    kind = KINDS[code]
+    assert kind.retryable == (kind.status == 503)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_code_is_found_by_the_name_a_peer_sent(code: Code) -> None:
+    assert code_named(str(code)) is code
+
+
+@pytest.mark.parametrize("name", ["", "ENGINE_ERROR", "a_later_code", "engine_error ", "\0"])
+def test_a_name_this_version_does_not_know_counts_as_internal_error(name: str) -> None:
+    assert code_named(name) is Code.INTERNAL_ERROR
+
+
+def test_an_error_without_words_of_its_own_uses_the_table() -> None:
+    error = RequestError(Code.MODEL_LOADING)
+    assert error.message == KINDS[Code.MODEL_LOADING].wording
+    assert error.kind is KINDS[Code.MODEL_LOADING]
+    assert (error.param, error.retry_after_s, error.details) == (None, None, {})
+
+
+def test_an_error_carries_what_its_client_is_told() -> None:
+    error = RequestError(
+        Code.TEXT_GENERATION_BUSY, "Full.", param="n", retry_after_s=3.0, details={"running": 2}
+    )
+    assert (error.message, error.param, error.retry_after_s) == ("Full.", "n", 3.0)
+    assert error.details == {"running": 2}
+    assert str(error) == "text_generation_busy: Full."

@@ -1,0 +1,76 @@
+"""The decoders against mutated frames: a short run; `python -m tests.protocol.fuzz` is the long one."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import wire
+from protocol.messages import Generate, Sampling
+from tests.protocol import fuzz
+from tests.protocol.samples import DECODERS, UNIONS, golden_frames
+
+FRAMES = 20_000
+
+
+def test_mutated_frames_decode_to_a_message_or_are_refused() -> None:
+    outcomes = fuzz.run(FRAMES, seed=20)
+    assert outcomes.total() == 2 * FRAMES
+    # A run in which every frame is refused, or some type never decodes, would prove little.
+    assert outcomes["refused"] > FRAMES // 2
+    types = {member.__name__ for union in UNIONS.values() for member in get_args(union)}
+    assert types <= outcomes.keys()
+
+
+def test_a_run_is_repeated_by_its_seed() -> None:
+    assert fuzz.run(300, seed=1) == fuzz.run(300, seed=1)
+    assert fuzz.run(300, seed=1) != fuzz.run(300, seed=2)
+
+
+def test_an_error_of_another_kind_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(frames: object) -> None:
+        raise UnicodeDecodeError("utf-8", b"", 0, 0, "")
+
+    monkeypatch.setitem(DECODERS, "to_worker", crash)
+    with pytest.raises(AssertionError, match="UnicodeDecodeError"):
+        fuzz.run(10, seed=1)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_random_frames_decode_to_a_message_or_are_refused(frames: list[bytes]) -> None:
+    for direction in DECODERS:
+        fuzz.check(direction, frames)
+
+
+_scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+)
+_values = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_message_with_any_value_in_any_field_decodes_or_is_refused(data: st.DataObject) -> None:
+    body, *media = data.draw(st.sampled_from(golden_frames()))
+    document = msgspec.msgpack.decode(body)
+    for name in data.draw(st.lists(st.sampled_from(sorted(document)), max_size=2)):
+        document[name] = data.draw(_values)
+    frames = [msgspec.msgpack.encode(document), *media]
+    for direction in DECODERS:
+        fuzz.check(direction, frames)
+
+
+@given(_values)
+@settings(max_examples=200, deadline=None)
+def test_any_json_value_in_a_request_arrives_as_it_was_sent(value: object) -> None:
+    sent = Generate(incarnation="a", id="a", sampling=Sampling(seed=1), template_kwargs={"value": value})
+    arrived, _ = wire.decode_to_worker(wire.encode(sent))
+    # Compared as encoded: NaN equals nothing, not even itself.
+    assert wire.encode(arrived) == wire.encode(sent)

@@ -1,0 +1,125 @@
+"""Log lines, for a person and for a machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol import logs
+
+log = logging.getLogger("tests.logs")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """`setup` replaces the root logger's handlers; the next test gets pytest's own back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Logging error" not in captured.err
+    return captured.err.removesuffix("\n").split("\n")
+
+
+def documents(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(capsys)]
+
+
+def test_a_line_for_a_person_has_clock_process_and_message(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("gateway")
+    log.info("listening at %s", "http://here")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d gateway  listening at http://here", lines(capsys)[0])
+
+
+def test_a_line_for_a_person_names_its_level_unless_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("worker", "text", "debug")
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    log.critical("d")
+    ends = [line.split("worker   ")[1] for line in lines(capsys)]
+    assert ends == ["debug: a", "b", "warning: c", "critical: d"]
+
+
+def test_a_line_for_a_machine_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("gateway", "json")
+    before = time.time()
+    log.warning('said "%s"\nand went', "駅 \x00 \u2028")
+    [line] = documents(capsys)
+    assert line.keys() == {"time", "level", "process", "message"}
+    assert line["level"] == "warning"
+    assert line["process"] == "gateway"
+    assert line["message"] == 'said "駅 \x00 \u2028"\nand went'
+    assert before - 0.001 <= line["time"] <= time.time() + 0.001
+
+
+def test_a_file_name_that_is_no_unicode_does_not_cost_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("gateway", "json")
+    log.info("folder %s", "caf\udce9")  # how Python spells a name in Latin-1
+    [line] = documents(capsys)
+    assert line["message"].startswith("folder caf")
+
+
+def fail() -> None:
+    raise RuntimeError("it broke")
+
+
+def test_a_traceback_follows_the_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("worker")
+    try:
+        fail()
+    except RuntimeError:
+        log.exception("step failed")
+    first, *rest = lines(capsys)
+    assert first.endswith("error: step failed")
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[-1] == "RuntimeError: it broke"
+
+
+def test_a_traceback_is_a_field_of_the_line_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("worker", "json")
+    try:
+        fail()
+    except RuntimeError as error:
+        log.error("step failed", exc_info=error)
+    [line] = documents(capsys)
+    assert line["message"] == "step failed"
+    assert line["traceback"].startswith("Traceback (most recent call last):")
+    assert line["traceback"].endswith("RuntimeError: it broke")
+
+
+def test_lines_below_the_level_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("worker", "json", "warning")
+    log.info("a")
+    log.warning("b")
+    assert [line["message"] for line in documents(capsys)] == ["b"]
+
+
+def test_setting_up_again_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("worker")
+    logs.setup("worker", "json")
+    log.info("once")
+    assert [line["message"] for line in documents(capsys)] == ["once"]
+
+
+def test_libraries_are_heard_only_when_something_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("worker", "json", "debug")
+    logging.getLogger("httpx").info("HTTP Request")
+    logging.getLogger("transformers").warning("a slow tokenizer")
+    assert [line["message"] for line in documents(capsys)] == ["a slow tokenizer"]

@@ -1,0 +1,326 @@
+"""Settings: one precedence, everything wrong at once, and help that lists all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta, Struct
+
+from broker.config import GatewaySettings
+from protocol import settings
+from protocol.settings import EXIT_CONFIGURATION, SettingsError
+from worker.config import WorkerSettings
+from worker.fake import FakeSettings
+
+
+class Trains(Struct, frozen=True, kw_only=True):
+    """One field of every kind that processes use."""
+
+    name: Annotated[str, Meta(description="what it is called")] = "Flying Scotsman"
+    cars: Annotated[int, Meta(ge=1, le=9, description="how many cars")] = 3
+    speed_s: Annotated[float, Meta(gt=0, description="100% of the time")] = 1.5
+    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="a limit, or none")] = None
+    folder: Annotated[Path | None, Meta(description="where it is kept")] = None
+    kind: Annotated[Literal["steam", "diesel"], Meta(description="steam or diesel")] = "steam"
+    whistles: Annotated[bool, Meta(description="whether it whistles")] = False
+
+
+class Driven(Struct, frozen=True, kw_only=True):
+    """A field without a default, and a rule across fields."""
+
+    driver: Annotated[str, Meta(description="who drives")]
+    stoker: Annotated[str, Meta(description="who stokes")] = "Ada"
+
+    def __post_init__(self) -> None:
+        if self.driver == self.stoker:
+            raise ValueError("driver and stoker must be two people")
+
+
+def read(
+    *argv: str, env: Mapping[str, str] | None = None, kind: type[Struct] = Trains, section: str = "gateway"
+) -> Struct:
+    return settings.read(kind, section, argv, env or {}, program="trains", about="Runs trains.")
+
+
+def errors(*argv: str, env: Mapping[str, str] | None = None, kind: type[Struct] = Trains) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read(*argv, env=env, kind=kind)
+    return str(caught.value).splitlines()
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return tmp_path / "roundhouse.toml"
+
+
+# --- precedence --------------------------------------------------------------------------------------
+
+
+def test_without_anything_said_the_defaults_hold() -> None:
+    assert read() == Trains()
+
+
+def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(toml: Path) -> None:
+    toml.write_text('[gateway]\nname = "file"\ncars = 4\nspeed_s = 4\n')
+    env = {"ROUNDHOUSE_NAME": "variable", "ROUNDHOUSE_CARS": "5"}
+    found = read("--config", str(toml), "--name", "flag", env=env)
+    assert found == Trains(name="flag", cars=5, speed_s=4.0)
+
+
+def test_the_file_may_be_named_by_a_variable_and_the_flag_wins(toml: Path, tmp_path: Path) -> None:
+    toml.write_text("[gateway]\ncars = 4\n")
+    other = tmp_path / "other.toml"
+    other.write_text("[gateway]\ncars = 5\n")
+    env = {"ROUNDHOUSE_CONFIG": str(toml)}
+    assert read(env=env) == Trains(cars=4)
+    assert read("--config", str(other), env=env) == Trains(cars=5)
+
+
+def test_a_process_reads_its_own_section_only(toml: Path) -> None:
+    toml.write_text('[gateway]\ncars = 4\n[worker]\nmodel = "m"\n[serve]\nport = 1\n')
+    assert read("--config", str(toml)) == Trains(cars=4)
+    assert read("--config", str(toml), section="worker", kind=WorkerSettings) == WorkerSettings(model="m")
+
+
+def test_variables_without_our_prefix_do_not_count() -> None:
+    assert read(env={"CARS": "5", "ROUNDHOUSE": "x", "ROUNDHOUSE_OTHER": "x"}) == Trains()
+
+
+def test_a_wrong_value_that_is_overridden_does_no_harm(toml: Path) -> None:
+    toml.write_text('[gateway]\ncars = "many"\n')
+    assert read("--config", str(toml), env={"ROUNDHOUSE_CARS": "5"}) == Trains(cars=5)
+
+
+# --- types -------------------------------------------------------------------------------------------
+
+
+def test_text_from_flags_becomes_what_the_field_is() -> None:
+    flags = "--cars 9 --speed-s 2 --limit 8 --folder /keys --kind diesel --name 7"
+    found = read(*flags.split())
+    assert found == Trains(cars=9, speed_s=2.0, limit=8, folder=Path("/keys"), kind="diesel", name="7")
+    assert isinstance(found, Trains)
+    assert isinstance(found.speed_s, float)
+
+
+def test_text_from_variables_becomes_what_the_field_is() -> None:
+    names = ("CARS", "SPEED_S", "LIMIT", "FOLDER", "KIND", "WHISTLES")
+    values = ("9", "2.5", "8", "/keys", "diesel", "true")
+    env = {f"ROUNDHOUSE_{name}": value for name, value in zip(names, values, strict=True)}
+    assert read(env=env) == Trains(
+        cars=9, speed_s=2.5, limit=8, folder=Path("/keys"), kind="diesel", whistles=True
+    )
+
+
+def test_values_of_the_file_have_types_of_their_own(toml: Path) -> None:
+    toml.write_text(
+        '[gateway]\ncars = 9\nspeed_s = 2.5\nlimit = 8\nfolder = "/keys"\nkind = "diesel"\nwhistles = true\n'
+    )
+    assert read("--config", str(toml)) == Trains(
+        cars=9, speed_s=2.5, limit=8, folder=Path("/keys"), kind="diesel", whistles=True
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'cars = "9"',
+        "cars = 9.5",
+        "cars = true",
+        "name = 7",
+        'whistles = "true"',
+        "folder = 7",
+        "speed_s = [1]",
+    ],
+)
+def test_a_value_of_another_type_in_the_file_is_refused(line: str, toml: Path) -> None:
+    toml.write_text(f"[gateway]\n{line}\n")
+    [error] = errors("--config", str(toml))
+    assert error.startswith(line.split(" ")[0] + ": Expected")
+    assert error.endswith(f"(from {toml} [gateway])")
+
+
+def test_a_home_folder_in_a_path_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert read("--folder", "~/keys") == Trains(folder=Path("/somewhere/keys"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [((), False), (("--whistles",), True), (("--no-whistles",), False)],
+)
+def test_a_switch_is_set_by_its_name_and_unset_by_no(argv: Sequence[str], expected: bool) -> None:
+    assert read(*argv) == Trains(whistles=expected)
+
+
+def test_a_switch_that_a_variable_set_is_unset_by_a_flag() -> None:
+    assert read("--no-whistles", env={"ROUNDHOUSE_WHISTLES": "1"}) == Trains()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--cars", "0"),
+        ("--cars", "10"),
+        ("--cars", "many"),
+        ("--cars", ""),
+        ("--cars", "1.5"),
+        ("--speed-s", "0"),
+        ("--speed-s", "-1"),
+        ("--speed-s", "nan"),
+        ("--limit", "0"),
+        ("--folder", ""),
+        ("--kind", "electric"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_its_source(flag: str, value: str) -> None:
+    [error] = errors(f"{flag}={value}")
+    assert error.startswith(flag[2:].replace("-", "_") + ":")
+    assert error.endswith(f"(from {flag})")
+
+
+# --- all that is wrong -------------------------------------------------------------------------------
+
+
+def test_everything_wrong_is_said_at_once_with_its_source(toml: Path) -> None:
+    toml.write_text('[gateway]\ncars = 99\ncolour = "red"\n[depot]\nx = 1\n')
+    found = errors(
+        "--config", str(toml), "--kind", "electric", env={"ROUNDHOUSE_SPEED_S": "-1", "ROUNDHOUSE_LIMIT": "x"}
+    )
+    assert len(found) == 6
+    text = "\n".join(found)
+    assert f"{toml}: unknown section [depot]" in found
+    assert f"{toml}: unknown key colour in [gateway]" in found
+    assert f"cars: Expected `int` <= 9 (from {toml} [gateway])" in found
+    assert "(from ROUNDHOUSE_SPEED_S)" in text
+    assert "(from --kind)" in text
+
+
+def test_a_field_without_a_default_is_required() -> None:
+    assert errors(kind=Driven) == ["driver: is required"]
+    assert read("--driver", "Bo", kind=Driven) == Driven(driver="Bo")
+
+
+def test_a_required_field_with_a_wrong_value_is_not_also_called_missing(toml: Path) -> None:
+    toml.write_text("[gateway]\ndriver = 7\n")
+    [error] = errors("--config", str(toml), kind=Driven)
+    assert error.startswith("driver: Expected `str`")
+
+
+def test_a_rule_across_fields_is_an_error_like_any_other() -> None:
+    assert errors("--driver", "Ada", kind=Driven) == ["driver and stoker must be two people"]
+
+
+# --- the file ----------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    [error] = errors("--config", str(missing))
+    assert error.startswith(f"{missing}: ")
+    assert "No such file" in error
+
+
+@pytest.mark.parametrize(
+    "content", [b"[gateway\n", b"cars = ", b"\xff\xfe", b"[gateway]\ncars = 1\ncars = 2\n"]
+)
+def test_a_file_that_is_no_toml_is_an_error(content: bytes, toml: Path) -> None:
+    toml.write_bytes(content)
+    [error] = errors("--config", str(toml))
+    assert error.startswith(f"{toml}: ")
+
+
+def test_a_folder_for_a_file_is_an_error(tmp_path: Path) -> None:
+    [error] = errors("--config", str(tmp_path))
+    assert error.startswith(f"{tmp_path}: ")
+
+
+def test_a_section_that_is_no_table_is_an_error(toml: Path) -> None:
+    toml.write_text("gateway = 7\n")
+    assert errors("--config", str(toml)) == [f"{toml}: gateway must be a table"]
+
+
+def test_an_empty_file_changes_nothing(toml: Path) -> None:
+    toml.write_text("")
+    assert read("--config", str(toml)) == Trains()
+
+
+# --- the command line --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["--colour", "red"], ["caboose"], ["--cars"]])
+def test_a_flag_that_is_unknown_or_without_its_value_is_an_error(argv: list[str]) -> None:
+    [error] = errors(*argv)
+    assert argv[0] in error
+
+
+@pytest.mark.parametrize("kind", [Trains, GatewaySettings, WorkerSettings, FakeSettings])
+def test_help_lists_every_field_with_what_it_is_for(
+    kind: type[Struct], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        read("--help", kind=kind)
+    assert caught.value.code == 0
+    told = capsys.readouterr().out
+    entries = {entry.split()[0].rstrip(","): " ".join(entry.split()) for entry in told.split("\n  -")[1:]}
+    assert "-config" in entries
+    for field in msgspec.structs.fields(kind):
+        entry = entries["-" + field.name.replace("_", "-")]
+        if field.default not in (None, "", False, msgspec.NODEFAULT):
+            default = f"(default: {field.default})"
+            assert entry.endswith(default)
+            entry = entry.removesuffix(default)
+        assert len(entry.split()) > 2, f"{field.name} is not described"
+
+
+@pytest.mark.parametrize("kind", [GatewaySettings, WorkerSettings])
+def test_the_defaults_of_a_process_are_valid_settings(kind: type[Struct]) -> None:
+    defaults = kind()
+    env = {
+        f"ROUNDHOUSE_{name.upper()}": str(value)
+        for name, value in msgspec.structs.asdict(defaults).items()
+        if value is not None
+    }
+    assert read(env=env, kind=kind) == defaults
+
+
+def test_curve_keys_can_be_set_in_every_way(toml: Path) -> None:
+    toml.write_text('[gateway]\ncurve_keys = "/keys"\n')
+    expected = GatewaySettings(curve_keys=Path("/keys"))
+    assert read("--curve-keys", "/keys", kind=GatewaySettings) == expected
+    assert read(env={"ROUNDHOUSE_CURVE_KEYS": "/keys"}, kind=GatewaySettings) == expected
+    assert read("--config", str(toml), kind=GatewaySettings) == expected
+
+
+def test_wrong_settings_end_the_process_with_ex_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        settings.read_or_exit(
+            Trains, "gateway", ["--cars", "0", "--kind", "x"], {}, program="trains", about=""
+        )
+    assert caught.value.code == EXIT_CONFIGURATION == 78
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("trains: ") for line in lines)
+
+
+def test_right_settings_do_not_end_the_process() -> None:
+    found = settings.read_or_exit(Trains, "gateway", ["--cars", "1"], {}, program="trains", about="")
+    assert found == Trains(cars=1)
+
+
+def test_a_gateway_with_wrong_settings_exits_with_78_before_it_listens() -> None:
+    env = os.environ | {"ROUNDHOUSE_MAX_WAITING": "-1"}
+    command = [sys.executable, "-m", "broker", "--port", "99999999"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == EXIT_CONFIGURATION
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("roundhouse gateway: port:")
+    assert lines[1].startswith("roundhouse gateway: max_waiting:")

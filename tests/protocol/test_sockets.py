@@ -1,0 +1,378 @@
+"""The line's two ends: who may listen, who may speak, and where the sockets lie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from broker.link import Link
+from protocol import sockets, wire
+from protocol.messages import Hello, ToGateway, Welcome, new_incarnation
+from protocol.sockets import Curve, EndpointError
+from tests.system import free_port
+
+WAIT_S = 20.0
+
+Socket = zmq.Socket[bytes]
+
+
+class Line:
+    """Makes both ends, and closes them with the test."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Socket] = zmq.Context()
+        self._open: list[Socket] = []
+
+    def router(self, endpoint: str, curve: Curve | None = None) -> Socket:
+        return self.keep(sockets.bind_router(self.context, endpoint, curve))
+
+    def dealer(self, endpoint: str, identity: str = "worker", curve: Curve | None = None) -> Socket:
+        return self.keep(sockets.connect_dealer(self.context, endpoint, identity, curve))
+
+    def keep(self, socket: Socket) -> Socket:
+        socket.sndtimeo = socket.rcvtimeo = int(1000 * WAIT_S)
+        self._open.append(socket)
+        return socket
+
+    def close(self) -> None:
+        for socket in self._open:
+            monitor = socket.get_monitor_socket()
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(0)
+        self.context.term()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.close()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "made"
+    sockets.write_keys(folder)
+    return folder
+
+
+def receive(socket: Socket) -> list[bytes]:
+    assert socket.poll(int(1000 * WAIT_S)), "nothing came in time"
+    return socket.recv_multipart()
+
+
+def hello(incarnation: str) -> Hello:
+    return Hello(incarnation=incarnation, version=1, model="m", pid=1)
+
+
+# --- endpoints ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["ipc:///somewhere/line", "tcp://127.0.0.1:5555", "tcp://127.9.9.9:5555", "tcp://localhost:5555", "tcp://[::1]:1"],
+)  # fmt: skip
+def test_an_endpoint_on_this_machine_needs_no_keys(endpoint: str) -> None:
+    sockets.check_endpoint(endpoint, None)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://0.0.0.0:5555",
+        "tcp://*:5555",
+        "tcp://10.0.0.1:5555",
+        "tcp://[::]:5555",
+        "tcp://example.org:5555",
+        "tcp://localhost.example.org:5555",
+        "tcp://eth0:5555",
+        "tcp://:5555",
+    ],
+)
+def test_an_endpoint_that_others_can_reach_needs_keys(endpoint: str, keys: Path) -> None:
+    with pytest.raises(EndpointError, match="CURVE"):
+        sockets.check_endpoint(endpoint, None)
+    sockets.check_endpoint(endpoint, Curve.load(keys, "gateway"))
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "line", "/somewhere/line", "inproc://line", "udp://127.0.0.1:1", "http://127.0.0.1:1", "tcp://[::1"],
+)
+def test_an_endpoint_of_another_kind_is_refused_with_or_without_keys(endpoint: str, keys: Path) -> None:
+    for curve in (None, Curve.load(keys, "gateway")):
+        with pytest.raises(EndpointError):
+            sockets.check_endpoint(endpoint, curve)
+
+
+def test_neither_end_uses_an_endpoint_that_is_refused(line: Line) -> None:
+    with pytest.raises(EndpointError):
+        line.router("tcp://0.0.0.0:5555")
+    with pytest.raises(EndpointError):
+        line.dealer("tcp://10.0.0.1:5555", "worker")
+
+
+# --- the runtime directory ---------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_runtime_directory_is_made_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = os.umask(0)
+    try:
+        folder = sockets.runtime_directory()
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "roundhouse"
+    assert mode(folder) == 0o700
+    assert sockets.runtime_directory() == folder
+
+
+def test_without_a_session_the_runtime_directory_lies_with_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert sockets.runtime_directory() == tmp_path / f"roundhouse-{os.getuid()}"
+
+
+@pytest.mark.parametrize("permissions", [0o701, 0o710, 0o755, 0o770, 0o777])
+def test_a_runtime_directory_that_others_can_enter_is_refused(
+    permissions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "roundhouse").mkdir()
+    (tmp_path / "roundhouse").chmod(permissions)
+    with pytest.raises(EndpointError, match="0700"):
+        sockets.runtime_directory()
+
+
+def test_a_runtime_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    sockets.runtime_directory()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(EndpointError, match="of yours"):
+        sockets.runtime_directory()
+
+
+def test_a_link_in_place_of_the_runtime_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "roundhouse").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EndpointError):
+        sockets.runtime_directory()
+
+
+def test_a_file_in_place_of_the_runtime_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "roundhouse").touch(mode=0o700)
+    with pytest.raises(EndpointError):
+        sockets.runtime_directory()
+
+
+def test_a_runtime_directory_that_cannot_be_made_is_an_endpoint_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    with pytest.raises(EndpointError):
+        sockets.runtime_directory()
+
+
+def test_the_default_endpoint_is_named_after_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert sockets.default_endpoint(8123) == f"ipc://{tmp_path}/roundhouse/8123.sock"
+    sockets.check_endpoint(sockets.default_endpoint(8123), None)
+
+
+# --- messages over real sockets ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_messages_pass_both_ways_under_the_workers_incarnation(
+    transport: str, tmp_path: Path, line: Line
+) -> None:
+    endpoint = f"ipc://{tmp_path}/line" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
+    router = line.router(endpoint)
+    name = new_incarnation()
+    dealer = line.dealer(endpoint, name)
+    dealer.send_multipart(wire.encode(hello(name)))
+    sender, *frames = receive(router)
+    assert sender == name.encode()
+    assert wire.decode_to_gateway(frames)[0] == hello(name)
+    answer = Welcome(incarnation="gateway", version=1)
+    router.send_multipart([sender, *wire.encode(answer)])
+    assert wire.decode_to_worker(receive(dealer))[0] == answer
+
+
+def test_a_message_to_a_worker_that_is_not_there_fails_at_once(tmp_path: Path, line: Line) -> None:
+    router = line.router(f"ipc://{tmp_path}/line")
+    with pytest.raises(zmq.ZMQError) as caught:
+        router.send_multipart([b"nobody", b"x"], zmq.NOBLOCK)
+    assert caught.value.errno == zmq.EHOSTUNREACH
+
+
+def test_nothing_is_queued_for_a_gateway_that_is_not_there(tmp_path: Path, line: Line) -> None:
+    dealer = line.dealer(f"ipc://{tmp_path}/line", "worker")
+    with pytest.raises(zmq.Again):
+        dealer.send_multipart([b"x"], zmq.NOBLOCK)
+
+
+def test_a_worker_finds_a_gateway_that_starts_later(tmp_path: Path, line: Line) -> None:
+    endpoint = f"ipc://{tmp_path}/line"
+    dealer = line.dealer(endpoint, "worker")
+    router = line.router(endpoint)
+    assert dealer.poll(int(1000 * WAIT_S), zmq.POLLOUT)
+    dealer.send_multipart(wire.encode(hello("worker")))
+    assert receive(router)[0] == b"worker"
+
+
+def test_a_message_over_the_limit_never_reaches_the_gateway(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "MESSAGE_BYTES_MAX", 1000)
+    endpoint = f"ipc://{tmp_path}/line"
+    router = line.router(endpoint)
+    dealer = line.dealer(endpoint, "worker")
+    monitor = dealer.get_monitor_socket()
+    assert next_event(monitor) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    dealer.send(b"x" * 1001)
+    # The peer is cut off over it, and comes back under the same name: what it says then is heard.
+    assert next_event(monitor) == zmq.EVENT_DISCONNECTED
+    assert next_event(monitor) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    dealer.send(b"x" * 1000)
+    assert receive(router) == [b"worker", b"x" * 1000]
+
+
+def next_event(monitor: Socket) -> int:
+    assert monitor.poll(int(1000 * WAIT_S)), "the connection did not change in time"
+    return int(recv_monitor_message(monitor)["event"])
+
+
+# --- CURVE -------------------------------------------------------------------------------------------
+
+
+def test_keys_are_readable_by_their_owner_only(keys: Path) -> None:
+    assert mode(keys) == 0o700
+    assert mode(keys / "gateway.key_secret") == mode(keys / "worker.key_secret") == 0o600
+    assert Curve.load(keys, "gateway").secret != Curve.load(keys, "worker").secret
+    assert Curve.load(keys, "gateway").gateway_public == Curve.load(keys, "worker").gateway_public
+
+
+@pytest.mark.parametrize("missing", ["gateway.key", "worker.key", "worker.key_secret"])
+def test_a_missing_key_is_an_endpoint_error(missing: str, tmp_path: Path) -> None:
+    sockets.write_keys(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(EndpointError, match="CURVE keys"):
+        Curve.load(tmp_path, "worker")
+
+
+def test_a_secret_key_that_holds_no_secret_is_an_endpoint_error(tmp_path: Path) -> None:
+    sockets.write_keys(tmp_path)
+    (tmp_path / "worker.key_secret").write_bytes((tmp_path / "worker.key").read_bytes())
+    with pytest.raises(EndpointError, match="holds no secret"):
+        Curve.load(tmp_path, "worker")
+
+
+def test_a_key_file_that_is_no_key_is_an_endpoint_error(tmp_path: Path) -> None:
+    sockets.write_keys(tmp_path)
+    (tmp_path / "gateway.key").write_bytes(b"\xff\xfe nothing of the sort")
+    with pytest.raises(EndpointError, match="CURVE keys"):
+        Curve.load(tmp_path, "worker")
+
+
+Heard = asyncio.Queue[tuple[str, ToGateway]]
+
+
+@asynccontextmanager
+async def listening(endpoint: str, keys: Path | None) -> AsyncIterator[tuple[Link, Heard]]:
+    """The gateway's link, and what it hears."""
+    heard: Heard = asyncio.Queue()
+    link = Link(endpoint, keys)
+    link.start(lambda sender, message: heard.put_nowait((sender, message)), lambda sender: None)
+    try:
+        yield link, heard
+    finally:
+        link.close()
+
+
+async def say_hello(dealer: Socket, name: str) -> None:
+    await asyncio.to_thread(dealer.send_multipart, wire.encode(hello(name)))
+
+
+def test_with_the_keys_messages_pass_both_ways(keys: Path, line: Line) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+
+    async def talk() -> None:
+        async with listening(endpoint, keys) as (link, heard):
+            dealer = line.dealer(endpoint, "worker", Curve.load(keys, "worker"))
+            await say_hello(dealer, "worker")
+            assert await heard.get() == ("worker", hello("worker"))
+            answer = Welcome(incarnation="gateway", version=1)
+            assert link.send("worker", answer)
+            assert wire.decode_to_worker(await asyncio.to_thread(receive, dealer))[0] == answer
+
+    asyncio.run(asyncio.wait_for(talk(), WAIT_S))
+
+
+REFUSALS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+@pytest.mark.parametrize("stranger", ["with keys of its own", "without keys"])
+def test_without_the_workers_key_nobody_is_heard(stranger: str, keys: Path, line: Line) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+
+    async def talk() -> None:
+        async with listening(endpoint, keys) as (_, heard):
+            # Not with connect_dealer: whoever wants to come in does not use our code for it.
+            intruder = line.keep(line.context.socket(zmq.DEALER))
+            intruder.setsockopt(zmq.IDENTITY, b"intruder")
+            monitor = intruder.get_monitor_socket(REFUSALS)
+            if stranger == "with keys of its own":
+                intruder.curve_publickey, intruder.curve_secretkey = zmq.curve_keypair()
+                intruder.curve_serverkey = Curve.load(keys, "worker").gateway_public
+            intruder.connect(endpoint)
+            intruder.send_multipart(wire.encode(hello("intruder")))
+            assert await asyncio.to_thread(next_event, monitor) & REFUSALS
+            dealer = line.dealer(endpoint, "worker", Curve.load(keys, "worker"))
+            await say_hello(dealer, "worker")
+            assert await heard.get() == ("worker", hello("worker"))
+            assert heard.empty()
+
+    asyncio.run(asyncio.wait_for(talk(), WAIT_S))
+
+
+def test_a_worker_does_not_speak_to_a_gateway_with_other_keys(tmp_path: Path, keys: Path, line: Line) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    sockets.write_keys(tmp_path)
+    router = line.router(endpoint, Curve.load(tmp_path, "gateway"))
+    dealer = line.dealer(endpoint, "worker", Curve.load(keys, "worker"))
+    assert next_event(dealer.get_monitor_socket()) == zmq.EVENT_DISCONNECTED
+    with pytest.raises(zmq.Again):
+        dealer.send(b"x", zmq.NOBLOCK)
+    assert not router.poll(0)

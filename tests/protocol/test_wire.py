@@ -1,0 +1,301 @@
+"""The wire: what was sent once is understood for ever, and garbage is one kind of error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from protocol import wire
+from protocol.messages import Cancel, Events, Generate, Goodbye, Media, Message, Sampling
+from tests.protocol.samples import (
+    DECODERS,
+    FULL,
+    GATEWAY,
+    IMAGE,
+    LEAST,
+    UNIONS,
+    WORKER,
+    direction_of,
+    golden,
+    media_of,
+)
+
+Decode = Callable[[Sequence[bytes]], tuple[Message, list[bytes]]]
+
+SAMPLES = [("full", message) for message in FULL] + [("least", message) for message in LEAST]
+NAMED = pytest.mark.parametrize(
+    ("kind", "sample"), SAMPLES, ids=[f"{type(m).__name__}-{kind}" for kind, m in SAMPLES]
+)
+
+
+def decoder(message: Message) -> Decode:
+    return DECODERS[direction_of(message)]
+
+
+def pack(document: object) -> bytes:
+    return msgspec.msgpack.encode(document)
+
+
+def unpack(body: bytes) -> Any:
+    return msgspec.msgpack.decode(body)
+
+
+# --- golden frames -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", UNIONS)
+def test_every_message_type_has_its_golden_frames(direction: str) -> None:
+    members = {member.__name__ for member in get_args(UNIONS[direction])}
+    named = {type(m).__name__ for m in FULL if direction_of(m) == direction}
+    assert named == members
+    assert members <= golden().keys()
+    assert {type(m) for m in FULL} == {type(m) for m in LEAST}
+
+
+def test_golden_frames_hold_nothing_but_the_samples() -> None:
+    assert golden().keys() == {type(m).__name__ for m in FULL}
+    assert all(kinds.keys() == {"full", "least"} for kinds in golden().values())
+
+
+@NAMED
+def test_a_message_is_encoded_to_its_golden_frame(kind: str, sample: Message) -> None:
+    body, *media = wire.encode(sample, media_of(sample))
+    assert body.hex() == golden()[type(sample).__name__][kind]
+    assert media == media_of(sample)
+
+
+@NAMED
+def test_a_golden_frame_is_decoded_to_its_message(kind: str, sample: Message) -> None:
+    frames = [bytes.fromhex(golden()[type(sample).__name__][kind]), *media_of(sample)]
+    message, media = decoder(sample)(frames)
+    assert message == sample
+    assert type(message) is type(sample)
+    assert media == media_of(sample)
+
+
+def test_a_full_sample_sets_every_field_to_something_else_than_its_default() -> None:
+    # Otherwise omit_defaults leaves it out, and its name on the wire is not pinned by the golden frame.
+    for sample in FULL:
+        left_out = _fields_at_default(sample)
+        assert left_out == [], f"{type(sample).__name__}: {left_out}"
+
+
+def _fields_at_default(value: object) -> list[str]:
+    if isinstance(value, list):
+        # Of a list, the first element is the full one.
+        return _fields_at_default(value[0]) if value and isinstance(value[0], msgspec.Struct) else []
+    if not isinstance(value, msgspec.Struct):
+        return []
+    found = []
+    for field in msgspec.structs.fields(type(value)):
+        inner = getattr(value, field.name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if not field.required and inner == default:
+            found.append(field.name)
+        found += [f"{field.name}.{name}" for name in _fields_at_default(inner)]
+    return found
+
+
+# --- neighbouring versions ---------------------------------------------------------------------------
+
+
+@NAMED
+def test_a_newer_peer_may_send_fields_that_are_unknown_here(kind: str, sample: Message) -> None:
+    body = wire.encode(sample, media_of(sample))[0]
+    frames = [pack(_with_later_fields(sample, unpack(body))), *media_of(sample)]
+    message, _ = decoder(sample)(frames)
+    assert message == sample
+
+
+def _with_later_fields(value: object, encoded: Any) -> Any:
+    """`encoded`, and at every struct in it fields that no version has yet."""
+    if isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+        return [_with_later_fields(v, e) for v, e in zip(value, encoded, strict=True)]
+    if not isinstance(value, msgspec.Struct):
+        return encoded
+    known = {
+        name: _with_later_fields(getattr(value, name), inner) if name != "type" else inner
+        for name, inner in encoded.items()
+    }
+    later = {"later_text": "x", "later_list": [1, {"deep": None}], "later_bytes": b"\xff\xfe"}
+    return later | known
+
+
+@pytest.mark.parametrize("sample", LEAST, ids=lambda m: type(m).__name__)
+def test_an_older_peer_may_leave_out_every_field_that_has_a_default(sample: Message) -> None:
+    required = {f.name for f in msgspec.structs.fields(type(sample)) if f.required}
+    document = unpack(bytes.fromhex(golden()[type(sample).__name__]["least"]))
+    assert document.keys() == required | {"type"}
+    message, _ = decoder(sample)([pack(document)])
+    assert message == sample
+
+
+@pytest.mark.parametrize("sample", LEAST, ids=lambda m: type(m).__name__)
+def test_a_message_without_one_of_its_first_fields_is_refused(sample: Message) -> None:
+    document = unpack(wire.encode(sample)[0])
+    for name in document:
+        with pytest.raises(wire.WireError):
+            decoder(sample)([pack({k: v for k, v in document.items() if k != name})])
+
+
+# --- garbage -----------------------------------------------------------------------------------------
+
+START = {"type": "Generate", "incarnation": GATEWAY, "id": "a", "sampling": {"seed": 1}}
+
+GARBAGE = {
+    "nothing": b"",
+    "an unknown tag": pack({"type": "Later", "incarnation": GATEWAY}),
+    "no tag": pack({"incarnation": GATEWAY, "version": 1}),
+    "an array": pack([1, 2]),
+    "a number": pack(7),
+    "a reserved byte": b"\xc1",
+    "a truncated message": pack(START)[:-1],
+    "bytes behind the message": pack(START) + b"\x00",
+    "text that is not UTF-8": pack(START).replace(b"\xa1a", b"\xa1\xff"),
+    "a string where a number belongs": pack(START | {"max_tokens": "64"}),
+    "a negative count": pack(START | {"max_tokens": -1}),
+    "a seed of 64 bits": pack(START | {"sampling": {"seed": 2**63}}),
+    "a negative seed": pack(START | {"sampling": {"seed": -1}}),
+    "a null id": pack(START | {"id": None}),
+    "a list longer than the frame": b"\x81\xa4type" + b"\xdd\xff\xff\xff\xff",
+    "a map longer than the frame": b"\xdf\xff\xff\xff\xff",
+    "a string longer than the frame": b"\x81\xa4type\xdb\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("decode", [wire.decode_to_worker, wire.decode_to_gateway])
+@pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_a_wire_error(body: bytes, decode: Decode) -> None:
+    with pytest.raises(wire.WireError):
+        decode([body])
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
+@pytest.mark.parametrize("depth", [1_100, 100_000])
+def test_deep_nesting_is_a_wire_error(opening: bytes, depth: int) -> None:
+    body = pack(START | {"template_kwargs": {"k": 0}})
+    assert body.endswith(b"\x00")
+    with pytest.raises(wire.WireError):
+        wire.decode_to_worker([body[:-1] + opening * depth + b"\x00"])
+
+
+def test_a_message_for_the_other_side_is_refused() -> None:
+    for sample in LEAST:
+        other = "to_gateway" if direction_of(sample) == "to_worker" else "to_worker"
+        with pytest.raises(wire.WireError):
+            DECODERS[other](wire.encode(sample))
+
+
+# --- what cannot be sent -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**64, -(2**63) - 1, "\ud800", object(), {"\udfff": 1}],
+    ids=["too large", "too small", "a lone surrogate", "no JSON", "a lone surrogate in a key"],
+)
+def test_what_msgpack_does_not_carry_is_a_wire_error_before_it_is_sent(value: object) -> None:
+    with pytest.raises(wire.WireError):
+        wire.encode(
+            Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), template_kwargs={"k": value})
+        )
+
+
+def test_a_value_nested_too_deeply_is_a_wire_error_before_it_is_sent() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    message = Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), template_kwargs={"k": value})
+    with pytest.raises(wire.WireError):
+        wire.encode(message)
+    while value:  # taken apart from the outside: the garbage collector would recurse
+        value = value.pop()  # type: ignore[assignment]
+
+
+# --- sizes -------------------------------------------------------------------------------------------
+
+
+def test_no_frames_at_all_are_a_wire_error() -> None:
+    with pytest.raises(wire.WireError, match="no frames"):
+        wire.decode_to_gateway([])
+
+
+def test_a_message_over_the_limit_is_refused_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = Goodbye(incarnation=WORKER, reason="x" * 200)
+    frames = wire.encode(message)
+    monkeypatch.setattr(wire, "MESSAGE_BYTES_MAX", len(frames[0]))
+    assert wire.decode_to_gateway(wire.encode(message))[0] == message
+    monkeypatch.setattr(wire, "MESSAGE_BYTES_MAX", len(frames[0]) - 1)
+    with pytest.raises(wire.WireError, match="bytes"):
+        wire.encode(message)
+    with pytest.raises(wire.WireError, match="bytes"):
+        wire.decode_to_gateway(frames)
+
+
+def test_a_media_frame_over_the_limit_is_refused_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    message, media = with_images(1), [IMAGE]
+    frames = wire.encode(message, media)
+    monkeypatch.setattr(wire, "MEDIA_BYTES_MAX", len(IMAGE))
+    assert wire.decode_to_worker(wire.encode(message, media)) == (message, media)
+    monkeypatch.setattr(wire, "MEDIA_BYTES_MAX", len(IMAGE) - 1)
+    with pytest.raises(wire.WireError, match="media frame"):
+        wire.encode(message, media)
+    with pytest.raises(wire.WireError, match="media frame"):
+        wire.decode_to_worker(frames)
+
+
+def test_more_media_frames_than_allowed_are_refused_at_both_ends() -> None:
+    most = wire.MEDIA_FRAMES_MAX
+    message, media = wire.decode_to_worker(wire.encode(with_images(most), [IMAGE] * most))
+    assert message == with_images(most)
+    assert media == [IMAGE] * most
+    with pytest.raises(wire.WireError, match="media frames"):
+        wire.encode(with_images(most + 1), [IMAGE] * (most + 1))
+    body = pack(msgspec.to_builtins(with_images(most + 1)))
+    with pytest.raises(wire.WireError, match="media frames"):
+        wire.decode_to_worker([body] + [IMAGE] * (most + 1))
+
+
+# --- media -------------------------------------------------------------------------------------------
+
+
+def with_images(count: int, frames: Sequence[int] | None = None) -> Generate:
+    media = [Media(frame=f, mime="image/png", sha256="") for f in frames or range(count)]
+    return Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), media=media)
+
+
+@pytest.mark.parametrize(
+    ("message", "count"),
+    [
+        (with_images(1), 0),
+        (with_images(1), 2),
+        (with_images(0), 1),
+        (with_images(2, [1, 0]), 2),
+        (with_images(2, [0, 0]), 2),
+        (with_images(2, [0, 2]), 3),
+        (Cancel(incarnation=GATEWAY, id="a"), 1),
+    ],
+    ids=["missing", "surplus", "unasked", "out of order", "shared", "a gap", "behind another type"],
+)
+def test_media_frames_must_be_those_the_message_refers_to(message: Message, count: int) -> None:
+    media = [IMAGE] * count
+    with pytest.raises(wire.WireError, match="media frames"):
+        wire.decode_to_worker([pack(msgspec.to_builtins(message)), *media])
+    with pytest.raises(wire.WireError, match="media frames"):
+        wire.encode(message, media)
+
+
+def test_media_behind_a_message_to_the_gateway_are_refused() -> None:
+    with pytest.raises(wire.WireError, match="media frames"):
+        wire.decode_to_gateway([*wire.encode(Events(incarnation=WORKER, deltas=[])), IMAGE])
+
+
+def test_media_bytes_are_passed_on_untouched_and_uncopied_into_the_message() -> None:
+    image = bytes(range(256)) * 4
+    body, frame = wire.encode(with_images(1), [image])
+    assert frame is image
+    assert image not in body
+    assert len(body) < 200
