@@ -50,6 +50,13 @@ def setup(process: str, format: Format = "text", level: Level = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(process) if format == "json" else _Text(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Libraries speak up only when something is wrong.
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
+    for name in ("httpx", "httpcore", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn"):
+        tame(name, logging.WARNING)
+
+
+def tame(library: str, level: int) -> None:
+    """Let a library speak only from `level` on, and in our format, whatever handlers it brought along."""
+    logger = logging.getLogger(library)
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(max(level, logging.getLogger().level))

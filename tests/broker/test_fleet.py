@@ -174,6 +174,7 @@ def test_an_idle_worker_is_never_stalled(yard: Yard) -> None:
 
 def test_the_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -> None:
     worker = yard.serving()
+    yard.beat(worker, running=0, steps=5)
     yard.now += 10 * STALL_S
     yard.beat(worker, running=0, steps=5)
     yard.now += 0.25

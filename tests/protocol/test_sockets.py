@@ -142,7 +142,7 @@ def test_the_runtime_directory_is_made_for_its_owner_alone(
     assert sockets.runtime_directory() == folder
 
 
-def test_without_a_session_the_runtime_directory_lies_with_temporary_files(
+def test_without_xdg_runtime_dir_the_runtime_directory_lies_with_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

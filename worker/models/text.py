@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.nn as nn
 from mlx_lm.utils import get_total_parameters
 
+from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
 from worker.engine import BatchEngine, is_batchable
 from worker.models.config import ModelConfig
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.Module) -> Model:
     """`network`: called as `network(tokens, cache=…)`. Raises `ModelError` without a tokenizer."""
+    # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
+    # which we refuse ourselves.
+    tame("transformers", logging.ERROR)
     try:
         tokenizer = open_tokenizer(folder, config.end_tokens)
     except Exception as error:  # nothing narrower: the tokenizers library raises Exception itself
