@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
             log.info("stopping: %d requests in flight", len(dispatcher.flights))
             dispatcher.stop()
             loop = asyncio.get_running_loop()
-            loop.call_later(self._gateway.settings.drain_s, dispatcher.abandon)
+            loop.call_later(self._gateway.settings.drain_timeout_s, dispatcher.abandon)
         super().handle_exit(sig, frame)
 
 
@@ -107,7 +107,7 @@ def main() -> int:
             log_config=None,
             server_header=False,
             backlog=BACKLOG,
-            timeout_graceful_shutdown=int(configured.drain_s) + 2,
+            timeout_graceful_shutdown=int(configured.drain_timeout_s) + 2,
         ),
         gateway,
     )

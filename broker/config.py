@@ -8,12 +8,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol import logs
+from protocol.settings import public_name
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="where clients connect")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 
-class GatewaySettings(Struct, frozen=True, kw_only=True):
+class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     """Everything about one gateway process that can be set."""
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
@@ -42,6 +43,8 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
         Seconds,
         Meta(description="seconds without a step, while rows run, after which a worker counts as stalled"),
     ] = 120.0
-    drain_s: Annotated[Seconds, Meta(description="seconds open streams get when the gateway stops")] = 5.0
+    drain_timeout_s: Annotated[
+        Seconds, Meta(description="seconds open streams get when the gateway stops")
+    ] = 5.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"

@@ -31,7 +31,7 @@ WORKER_FLAGS = ("model", "max_running", "log_format", "log_level")
 _HOME = Path(__file__).resolve().parents[1]
 
 
-class ServeSettings(Struct, frozen=True, kw_only=True):
+class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_name):
     """What can be said once for the supervisor and both of its children. None: each child's own default."""
 
     model: Annotated[
@@ -63,13 +63,13 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     deaths_max: Annotated[
         int, Meta(ge=0, description="give up when more processes than this died within five minutes")
     ] = RestartLimits().deaths_max
-    restart_delay_s_max: Annotated[
+    restart_delay_max_s: Annotated[
         float,
         Meta(gt=0, le=3600, description="longest wait before a process that keeps dying is started again"),
     ] = RestartLimits().delay_s_max
 
     def restart_limits(self) -> RestartLimits:
-        return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_s_max)
+        return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_max_s)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, list[Child]]:
@@ -108,7 +108,7 @@ def python_module(module: str) -> list[str]:
 
 def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """The TOML file that `settings.read` takes, to be handed on."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     found: str | None = parser.parse_known_args(list(argv))[0].config
     return found or environ.get("ROUNDHOUSE_CONFIG") or None

@@ -1,8 +1,9 @@
 """How a process reads its settings: flags over ROUNDHOUSE_* variables over one TOML file over defaults.
 
 Settings are a frozen `msgspec.Struct` whose fields are `Annotated[type, Meta(description=…)]`; the field
-`max_running` of the section `gateway` is `--max-running`, `ROUNDHOUSE_MAX_RUNNING` and `max_running` under
-`[gateway]`. Everything wrong is reported at once, each with the place it came from.
+`max_waiting` of the section `gateway` is `--max-waiting`, `ROUNDHOUSE_MAX_WAITING` and `max_waiting` under
+`[gateway]`; with `rename=public_name` a unit at the end of a field's name is for our code only. Everything
+wrong is reported at once, each with the place it came from.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ SECTIONS = ("serve", "gateway", "worker")
 _ENV = "ROUNDHOUSE_"
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+
+def public_name(field: str) -> str:
+    """What people call the setting: seconds go without saying. For a settings struct's `rename`."""
+    return field.removesuffix("_s")
 
 
 class SettingsError(ValueError):
@@ -46,7 +52,7 @@ def read(
     kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
 ) -> S:
     """The settings of a process. Raises `SettingsError`; `--help` prints and exits."""
-    fields = [field.name for field in msgspec.structs.fields(kind)]
+    fields = [field.encode_name for field in msgspec.structs.fields(kind)]
     flags = vars(_parser(kind, program, about).parse_args(list(argv)))
     config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
     errors: list[str] = []
@@ -91,11 +97,11 @@ def _is_switch(hint: Any) -> bool:
 
 
 def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program, description=about, argument_default=argparse.SUPPRESS)
+    parser = _Parser(prog=program, description=about, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="a TOML file with the same settings")
     hints = get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
-        flag = "--" + field.name.replace("_", "-")
+        flag = "--" + field.encode_name.replace("_", "-")
         help_text = _describe(hints[field.name])
         if field.default is not msgspec.NODEFAULT and field.default not in (None, ""):
             help_text += f" (default: {field.default})"
@@ -103,8 +109,12 @@ def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.Ar
         if _is_switch(hints[field.name]):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
         else:
-            parser.add_argument(flag, metavar=field.name.rsplit("_", 1)[-1].upper(), help=help_text)
+            parser.add_argument(flag, metavar=_metavar(field.name), help=help_text)
     return parser
+
+
+def _metavar(field: str) -> str:
+    return "SECONDS" if field != public_name(field) else field.rsplit("_", 1)[-1].upper()
 
 
 def _from_file(path: Path, section: str, fields: list[str], errors: list[str]) -> dict[str, _Given]:
@@ -133,15 +143,16 @@ def _to_path(kind: type, value: object) -> Path:
 def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S | None:
     converted = {}
     hints = get_type_hints(kind, include_extras=True)
-    for name, given in values.items():
+    for field in msgspec.structs.fields(kind):
+        name, hint = field.encode_name, hints[field.name]
+        if name not in values:
+            errors += [f"{name}: is required"] if field.required else []
+            continue
+        value, source, typed = values[name]
         try:
-            converted[name] = msgspec.convert(given.value, hints[name], strict=given.typed, dec_hook=_to_path)
+            converted[field.name] = msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
         except msgspec.ValidationError as error:
-            errors.append(f"{name}: {error} (from {given.source})")
-    missing = [
-        field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values
-    ]
-    errors += [f"{name}: is required" for name in missing]
+            errors.append(f"{name}: {error} (from {source})")
     if errors:
         return None
     try:

@@ -8,11 +8,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol import logs
+from protocol.settings import public_name
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 
-class WorkerSettings(Struct, frozen=True, kw_only=True):
+class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     """Everything about one worker process that can be set."""
 
     model: Annotated[

@@ -207,7 +207,7 @@ class FakeLoader:
         )
 
 
-class FakeSettings(Struct, frozen=True, kw_only=True):
+class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_name):
     """What can be set on the command line of `python -m worker.fake`."""
 
     endpoint: Annotated[str, Meta(description="where the gateway is")]

@@ -113,7 +113,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Process, str]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ["--port", str(port), "--endpoint", f"ipc://{tmp_path}/line"]
-    flags += ["--deaths-max", "100", "--restart-delay-s-max", "0.2"]
+    flags += ["--deaths-max", "100", "--restart-delay-max", "0.2"]
     serve = Process("serve", ["deploy", "serve", *flags], tmp_path)
     try:
         eventually(lambda: _status(url, "/ready") == 200, within_s=90, what="ready")
@@ -190,7 +190,7 @@ def test_the_gateway_outlives_twenty_kills_under_streams_and_leaks_nothing(
 
 
 def test_a_worker_killed_with_frames_still_on_their_way_is_known_to_be_dead_at_once(tmp_path: Path) -> None:
-    with running_system(tmp_path, ["--silent-after-s", "60"]) as system:
+    with running_system(tmp_path, ["--silent-after", "60"]) as system:
         cut = 0
         for _ in range(5):
             worker = system.start_worker()  # as fast as it can: its last frames are read after its death
@@ -206,7 +206,7 @@ def test_a_worker_killed_with_frames_still_on_their_way_is_known_to_be_dead_at_o
 
 
 def test_a_worker_that_stops_beating_is_silent_and_serves_again_when_it_wakes(tmp_path: Path) -> None:
-    with running_system(tmp_path, ["--silent-after-s", "1"]) as system:
+    with running_system(tmp_path, ["--silent-after", "1"]) as system:
         worker = system.start_worker("--step-ms", "20")
         system.wait_ready()
         streams = open_streams(system.url, "!tokens=8000")
@@ -224,7 +224,7 @@ def test_a_worker_that_stops_beating_is_silent_and_serves_again_when_it_wakes(tm
 
 def test_a_worker_whose_model_hangs_ends_itself_and_dumps_its_stacks(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        worker = system.start_worker("--stall-timeout-s", "1")
+        worker = system.start_worker("--stall-timeout", "1")
         system.wait_ready()
         answer = system.http.post("/v1/chat/completions", json=chat_body("!hang=2"))
         assert answer.status_code == 503

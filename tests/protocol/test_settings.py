@@ -109,6 +109,28 @@ def test_text_from_flags_becomes_what_the_field_is() -> None:
     assert isinstance(found.speed_s, float)
 
 
+def test_seconds_go_without_saying_in_every_public_name(toml: Path) -> None:
+    toml.write_text("[gateway]\nkeepalive = 3.0\nsilent_after = 4.0\n")
+    found = read(
+        "--config",
+        str(toml),
+        "--silent-after",
+        "5",
+        kind=GatewaySettings,
+        env={"ROUNDHOUSE_DRAIN_TIMEOUT": "6"},
+    )
+    assert isinstance(found, GatewaySettings)
+    assert (found.keepalive_s, found.silent_after_s, found.drain_timeout_s) == (3.0, 5.0, 6.0)
+    toml.write_text("[gateway]\nkeepalive_s = 3.0\n")
+    with pytest.raises(SettingsError, match="unknown key keepalive_s"):
+        read("--config", str(toml), kind=GatewaySettings)
+
+
+def test_a_flag_cut_short_is_not_guessed() -> None:
+    with pytest.raises(SettingsError, match="--keep"):
+        read("--keep", "3", kind=GatewaySettings)
+
+
 def test_text_from_variables_becomes_what_the_field_is() -> None:
     names = ("CARS", "SPEED_S", "LIMIT", "FOLDER", "KIND", "WHISTLES")
     values = ("9", "2.5", "8", "/keys", "diesel", "true")
@@ -272,7 +294,7 @@ def test_help_lists_every_field_with_what_it_is_for(
     entries = {entry.split()[0].rstrip(","): " ".join(entry.split()) for entry in told.split("\n  -")[1:]}
     assert "-config" in entries
     for field in msgspec.structs.fields(kind):
-        entry = entries["-" + field.name.replace("_", "-")]
+        entry = entries["-" + field.encode_name.replace("_", "-")]
         if field.default not in (None, "", False, msgspec.NODEFAULT):
             default = f"(default: {field.default})"
             assert entry.endswith(default)

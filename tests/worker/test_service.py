@@ -139,7 +139,7 @@ def start(gateway: Gateway, tmp_path: Path) -> Iterator[Start]:
 def test_a_worker_says_who_it_is_then_how_it_loads_then_that_it_is_ready(
     gateway: Gateway, start: Start
 ) -> None:
-    process = start("--name", "m", "--max-running", "3", "--load-s", "0.2")
+    process = start("--name", "m", "--max-running", "3", "--load", "0.2")
     hello = gateway.next()
     assert isinstance(hello, Hello)
     assert (hello.version, hello.model, hello.pid) == (PROTOCOL_VERSION, "m", process.pid)
@@ -224,7 +224,7 @@ def test_garbage_is_dropped_and_what_follows_is_heard(gateway: Gateway, start: S
 
 
 def test_a_request_that_comes_too_early_is_told_that_the_model_loads(gateway: Gateway, start: Start) -> None:
-    process = start("--load-s", "600")
+    process = start("--load", "600")
     gateway.until(Hello)
     gateway.welcome()
     gateway.generate("a", "word")
