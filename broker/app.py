@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.config import GatewaySettings
-from broker.dialects import chat
+from broker.dialects import chat, chat_body
 from broker.dispatch import Dispatcher
 from broker.fleet import Worker
 from broker.inflight import Flight
@@ -92,7 +92,7 @@ async def _sweep(dispatcher: Dispatcher) -> None:
 async def chat_completions(request: Request) -> ASGIApp:
     """POST /v1/chat/completions, streamed or whole."""
     gateway: Gateway = request.app.state.gateway
-    asked = chat.read(await read_body(request, gateway.settings.body_bytes_max))
+    asked = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
     worker = gateway.dispatcher.find(asked.body.model)
     conversation = chat.conversation(asked, system_in_place=worker.capabilities.system_in_place)
     media, frames = _read_images(conversation.images, worker, gateway.settings.media_bytes_max)

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from broker.dialects import chat
 from broker.dialects.body import encode
+from broker.dialects.openai import error_object
 from broker.inflight import TERMINAL, Flight, Item
 from broker.reader import Reader
 from protocol.errors import Code, RequestError
@@ -41,9 +41,7 @@ def error_response(error: RequestError) -> Response:
         headers["x-should-retry"] = "false"
     if error.code is Code.REQUEST_TOO_LARGE:
         headers["connection"] = "close"
-    return Response(
-        encode(chat.error_object(error)), error.kind.status, headers, media_type="application/json"
-    )
+    return Response(encode(error_object(error)), error.kind.status, headers, media_type="application/json")
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:

@@ -601,7 +601,7 @@ def test_an_unhandled_exception_is_an_error_object_and_says_nothing_of_itself(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(app_module.chat, "read", break_down)
+    monkeypatch.setattr(app_module.chat_body, "read", break_down)
 
     async def talk() -> None:
         answer = house.chat()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects import chat
+from broker.dialects import chat, chat_body, openai
+from broker.dialects.body import encode
 from broker.inflight import Item
 from protocol.errors import KINDS, Code, RequestError
 from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Media, Sampling, Usage
@@ -24,12 +25,12 @@ def body(**fields: Any) -> bytes:
 
 def refusal(raw: bytes) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        chat.read(raw)
+        chat_body.read(raw)
     return caught.value
 
 
 def sent(raw: bytes, media: Sequence[Media] = ()) -> Generate:
-    asked = chat.read(raw)
+    asked = chat_body.read(raw)
     conversation = chat.conversation(asked, system_in_place=False)
     return chat.generate(asked, conversation.messages, [*media], id="chatcmpl-1", incarnation="gateway")
 
@@ -235,20 +236,20 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
     ids=str,
 )
 def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
-    chat.read(body(**fields))
+    chat_body.read(body(**fields))
 
 
 # --- what is tolerated -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [f for f in chat.Body.__struct_fields__ if f != "messages"])
+@pytest.mark.parametrize("name", [f for f in chat_body.Body.__struct_fields__ if f != "messages"])
 def test_null_means_absent_for_every_parameter(name: str) -> None:
     with_null = sent(body(seed=1, **{name: None}) if name != "seed" else body(seed=1))
     assert with_null == sent(body(seed=1))
-    chat.read(body(**{name: None}))
+    chat_body.read(body(**{name: None}))
 
 
-@pytest.mark.parametrize("name", [f for f in chat.Message.__struct_fields__ if f != "role"])
+@pytest.mark.parametrize("name", [f for f in chat_body.Message.__struct_fields__ if f != "role"])
 def test_null_means_absent_for_every_part_of_a_message(name: str) -> None:
     message = {"role": "assistant", "content": "a"}
     with_null = sent(body(seed=1, messages=[message | {name: None}]))
@@ -272,7 +273,7 @@ def test_tools_of_other_kinds_are_tolerated_and_not_offered() -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "function"])
 def test_every_role_of_the_api_is_read(role: str) -> None:
-    chat.read(body(messages=[{"role": role, "content": "a", "name": "n"}]))
+    chat_body.read(body(messages=[{"role": role, "content": "a", "name": "n"}]))
 
 
 # --- to the worker -----------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ def test_the_conversation_arrives_in_its_canonical_form() -> None:
         },
         {"role": "tool", "tool_call_id": "1", "content": "a cat"},
     ]
-    asked = chat.read(body(messages=messages))
+    asked = chat_body.read(body(messages=messages))
     conversation = chat.conversation(asked, system_in_place=False)
     assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "tool"]
     assert conversation.messages[1]["content"][1] == {"type": "image"}
@@ -405,9 +406,9 @@ def test_the_conversation_arrives_in_its_canonical_form() -> None:
 
 
 def test_whether_to_stream_is_read_from_the_body() -> None:
-    assert not chat.read(body()).stream
-    assert not chat.read(body(stream=False, stream_options={"include_usage": False})).include_usage
-    asked = chat.read(body(stream=True, stream_options={"include_usage": True}))
+    assert not chat_body.read(body()).stream
+    assert not chat_body.read(body(stream=False, stream_options={"include_usage": False})).include_usage
+    asked = chat_body.read(body(stream=True, stream_options={"include_usage": True}))
     assert (asked.stream, asked.include_usage) == (True, True)
 
 
@@ -573,27 +574,27 @@ def test_a_whole_answer_that_fails_late_has_no_text() -> None:
 
 @pytest.mark.parametrize("code", Code)
 def test_what_a_flight_failed_with_is_what_its_client_is_told(code: Code) -> None:
-    error = chat.failure(failed(code, "Because.", "messages"))
+    error = openai.failure(failed(code, "Because.", "messages"))
     assert (error.code, error.message, error.param) == (code, "Because.", "messages")
     assert (error.retry_after_s is not None) == KINDS[code].retryable
 
 
 def test_a_failure_without_words_gets_those_of_the_table() -> None:
-    assert chat.failure(failed("worker_crashed")).message == KINDS[Code.WORKER_CRASHED].wording
+    assert openai.failure(failed("worker_crashed")).message == KINDS[Code.WORKER_CRASHED].wording
 
 
 def test_a_code_of_a_later_version_is_an_internal_error() -> None:
-    assert chat.failure(failed("a_later_code")).code is Code.INTERNAL_ERROR
+    assert openai.failure(failed("a_later_code")).code is Code.INTERNAL_ERROR
 
 
 @pytest.mark.parametrize("code", Code)
 def test_an_error_has_the_shape_that_clients_know(code: Code) -> None:
     error = RequestError(code, "Because.", param="n", details={"running": 2})
     kind = "server_error" if KINDS[code].status >= 500 else "invalid_request_error"
-    assert chat.error_object(error) == {
+    assert openai.error_object(error) == {
         "error": {"message": "Because.", "type": kind, "param": "n", "code": code.value, "running": 2}
     }
-    assert json.loads(chat.encode(chat.error_object(error))) == chat.error_object(error)
+    assert json.loads(encode(openai.error_object(error))) == openai.error_object(error)
 
 
 # --- to the client: whole ----------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""What OpenAI's APIs share: the error object and the token counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.errors import KINDS, RequestError, code_named
+from protocol.messages import Failed, Usage
+
+
+def failure(failed: Failed) -> RequestError:
+    """What a flight ended with, as the error its client is told."""
+    code = code_named(failed.code)
+    retry = 1.0 if KINDS[code].retryable else None
+    return RequestError(code, failed.message or None, param=failed.param, retry_after_s=retry)
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    kind = "server_error" if error.kind.status >= 500 else "invalid_request_error"
+    body = {"message": error.message, "type": kind, "param": error.param, "code": str(error.code)}
+    return {"error": body | error.details}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
