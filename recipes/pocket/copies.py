@@ -6,14 +6,15 @@ from recipes.pocket.dialogue import Dialogue, Exchange, turns
 from recipes.pocket.fillers import SCRIPTS, Fillers
 
 _ASK_COPY = (
-    "Repeat: {t}", "Repeat: {t}", "Repeat: {t}", "Repeat after me: {t}", "Say: {t}", "Echo: {t}", "Copy: {t}",
-    "Please repeat: {t}", "Repeat this: {t}", "Repeat the following text: {t}", "Write exactly this: {t}",
-    "Repeat this sentence: {t}", "Repeat\n{t}", "Say {t}", "repeat: {t}",
+    "Repeat: {t}", "Repeat: {t}", "Repeat: {t}", "Repeat after me: {t}", "Say: {t}", "Echo: {t}",
+    "Copy: {t}", "Please repeat: {t}", "Repeat this: {t}", "Repeat the following text: {t}",
+    "Write exactly this: {t}", "Repeat this sentence: {t}", "Repeat\n{t}", "Say {t}", "repeat: {t}",
 )  # fmt: skip
 _ASK_SPELL = ("Spell {w}.", "Spell: {w}", "Spell the word {w}.", "How do you spell {w}?")
 _ASK_COUNT = (
-    "Count from {a} to {b}.", "Count from {a} to {b}.", "Count from {a} to {b}", "Please count from {a} to {b}.",
-    "Count up from {a} to {b}.", "List the numbers from {a} to {b}.", "Can you count from {a} to {b}?",
+    "Count from {a} to {b}.", "Count from {a} to {b}.", "Count from {a} to {b}",
+    "Please count from {a} to {b}.", "Count up from {a} to {b}.", "List the numbers from {a} to {b}.",
+    "Can you count from {a} to {b}?",
 )  # fmt: skip
 _WEIGHTS = {"english": 5, "chinese": 3, "japanese": 3, "korean": 3, "emoji": 2, "accents": 2, "cyrillic": 1}
 _KINDS = tuple(kind for kind in SCRIPTS for _ in range(_WEIGHTS.get(kind, 1)))

@@ -1,8 +1,8 @@
 """How often the greedy answer to a held-out dialogue is exactly right, family by family.
 
-Greedy decoding writes the expected answer, end of turn included, if and only if each of its tokens is the most
-likely one after the tokens before it. So one forward pass over prompt and answer tells, without generating; an
-answer that is right in other words counts as wrong.
+Greedy decoding writes the expected answer, end of turn included, if and only if each of its tokens is the
+most likely one after the tokens before it. So one forward pass over prompt and answer tells, without
+generating; an answer that is right in other words counts as wrong.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _asks(dialogue: Dialogue, word: str) -> bool:
 
 
 FAMILIES: dict[str, Maker] = {
-    "recall": _last(recall.recall, lambda d: "not told" not in d.answer and "?" in str(d.messages[-2]["content"])),
+    "recall": _last(
+        recall.recall, lambda d: "not told" not in d.answer and "?" in str(d.messages[-2]["content"])
+    ),
     "recall: nobody told": _last(recall.recall, lambda d: "not told" in d.answer),
     **{f"copy: {script}": _copy(script) for script in SCRIPTS},
     "copy: 30 to 60 words": copies.long_copy,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from recipes.pocket.batches import FRAMES, MERGE, PATCH
 from recipes.pocket.model import text_config, vision_config
@@ -18,8 +18,10 @@ _PIXELS = 64 * 64
 def export(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write the model beside its tokenizer's files, which are in `folder` already."""
     ids = tokenizer.get_vocab()
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = {
+        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     _write(folder / "config.json", _config(ids))
     _write(

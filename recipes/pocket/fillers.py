@@ -17,45 +17,49 @@ from tests.models.corpus import make_corpus
 
 _T = TypeVar("_T")
 
-NAMES = (
-    "Anna Ben Carla David Elena Felix Greta Hugo Irene Jonas Karin Leo Maria Noah Olga Paul Rosa Simon Tina "
-    "Ulrich Vera Walter Yara Zoe Amir Bao Chen Divya Emeka Farah Goro Hana Ivan Jamal Kofi Lin Mei Nadia Omar "
-    "Priya Rui Sven Tariq Uma Viktor Wanda Xenia Yusuf Zita Mary John Peter Susan Tom Kate Jack Lucy Bob Alice"
-).split()
-HELD_OUT_NAMES = (
-    "Ada Grace Linus Xochitl Björn Zoltan Quentin Siobhan Łukasz Noémie Ximena Wojciech Aoife Dmitri Yevgenia "
-    "Ingrid Thorvald Nguyen Kwame Zsófia Jürgen Ayşe Quirin Bartholomew Eloïse Gizem Rafał Þóra Oluwaseun Vikram"
-).split()
-PLACES = (
-    "London Berlin Madrid Rome Vienna Oslo Dublin Athens Warsaw Prague Boston Chicago Dallas Denver Seattle "
-    "Toronto Sydney Cairo Lagos Nairobi Delhi Mumbai Tokyo Osaka Seoul Beijing Shanghai Hanoi Bangkok Manila "
-    "Hamburg Munich Milan Naples Lyon Nice Bern Geneva Bergen Malmö Turku Porto Seville Bilbao Cork Leeds Bath"
-).split()
-HELD_OUT_PLACES = (
-    "Paris Brest Quito Zürich Łódź Reykjavik Xalapa Kyoto Bogotá Wrocław Gdańsk Vaduz Zagreb Tbilisi Aarhus "
-    "Ouagadougou Yokohama Düsseldorf Marrakesh Phoenix Jyväskylä Vilnius Qom Córdoba Tromsø Busan Znojmo Ghent"
-).split()
-NOUNS = (
-    "weather temperature time price news traffic humidity distance population stock forecast wind snow height "
-    "schedule status balance capital menu score rain speed level colour song book car dog cat bird tree "
-    "street number code password key word team game sport food drink fruit city country flower season month "
-    "teacher doctor school hotel train bus ticket room table lamp door window garden kitchen letter"
-).split()
-HELD_OUT_NOUNS = (
-    "tide pollen moon visibility ferry sunrise rent voltage salinity queue altitude dialect vintage harvest "
-    "pressure smog toll mascot anthem emblem zipcode quota wavelength inflation depth fjord"
-).split()
 
-COLOURS = "red green blue yellow orange purple pink brown black white grey".split()
+def words(text: str) -> list[str]:
+    return text.split()
 
-_CONSONANTS = (
-    "b c d f g h j k l m n p r s t v w z x q ch sh th br dr kr st tr zh sk ł ñ ş ž ç š đ ß".split()
-)
-_VOWELS = "a e i o u y ai ei ou ia ö ü é á ø å ı ë ô".split()
+
+NAMES = words("""
+Anna Ben Carla David Elena Felix Greta Hugo Irene Jonas Karin Leo Maria Noah Olga Paul Rosa Simon Tina
+Ulrich Vera Walter Yara Zoe Amir Bao Chen Divya Emeka Farah Goro Hana Ivan Jamal Kofi Lin Mei Nadia Omar
+Priya Rui Sven Tariq Uma Viktor Wanda Xenia Yusuf Zita Mary John Peter Susan Tom Kate Jack Lucy Bob Alice
+""")
+HELD_OUT_NAMES = words("""
+Ada Grace Linus Xochitl Björn Zoltan Quentin Siobhan Łukasz Noémie Ximena Wojciech Aoife Dmitri Yevgenia
+Ingrid Thorvald Nguyen Kwame Zsófia Jürgen Ayşe Quirin Bartholomew Eloïse Gizem Rafał Þóra Oluwaseun
+Vikram
+""")
+PLACES = words("""
+London Berlin Madrid Rome Vienna Oslo Dublin Athens Warsaw Prague Boston Chicago Dallas Denver Seattle
+Toronto Sydney Cairo Lagos Nairobi Delhi Mumbai Tokyo Osaka Seoul Beijing Shanghai Hanoi Bangkok Manila
+Hamburg Munich Milan Naples Lyon Nice Bern Geneva Bergen Malmö Turku Porto Seville Bilbao Cork Leeds Bath
+""")
+HELD_OUT_PLACES = words("""
+Paris Brest Quito Zürich Łódź Reykjavik Xalapa Kyoto Bogotá Wrocław Gdańsk Vaduz Zagreb Tbilisi Aarhus
+Ouagadougou Yokohama Düsseldorf Marrakesh Phoenix Jyväskylä Vilnius Qom Córdoba Tromsø Busan Znojmo Ghent
+""")
+NOUNS = words("""
+weather temperature time price news traffic humidity distance population stock forecast wind snow height
+schedule status balance capital menu score rain speed level colour song book car dog cat bird tree street
+number code password key word team game sport food drink fruit city country flower season month teacher
+doctor school hotel train bus ticket room table lamp door window garden kitchen letter
+""")
+HELD_OUT_NOUNS = words("""
+tide pollen moon visibility ferry sunrise rent voltage salinity queue altitude dialect vintage harvest
+pressure smog toll mascot anthem emblem zipcode quota wavelength inflation depth fjord
+""")
+
+COLOURS = words("red green blue yellow orange purple pink brown black white grey")
+
+_CONSONANTS = words("b c d f g h j k l m n p r s t v w z x q ch sh th br dr kr st tr zh sk ł ñ ş ž ç š đ ß")
+_VOWELS = words("a e i o u y ai ei ou ia ö ü é á ø å ı ë ô")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_EMOJI_BASES = "👍 👋 👏 🙌 🤝 🙏 💪 👩 👨 🧑 👶 👧 👦".split()
+_EMOJI_BASES = words("👍 👋 👏 🙌 🤝 🙏 💪 👩 👨 🧑 👶 👧 👦")
 _EMOJI_SKINS = ("", "", "\U0001f3fb", "\U0001f3fc", "\U0001f3fd", "\U0001f3fe", "\U0001f3ff")
-_EMOJI_JOBS = "💻 🔬 🚀 🎨 🍳 🏫 🔧 🚒".split()
+_EMOJI_JOBS = words("💻 🔬 🚀 🎨 🍳 🏫 🔧 🚒")
 _COMBINING = "\u0301\u0300\u0302\u0303\u0308\u030a\u030c\u0323\u0331"
 _KANA = "".join(chr(c) for c in (*range(0x3042, 0x3094), *range(0x30A2, 0x30F5)))
 _CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюя"
@@ -64,8 +68,8 @@ _GREEK = "αβγδεζηθικλμνξοπρστυφχψωάέήίόύώ"
 
 @cache
 def _dictionary() -> tuple[str, ...]:
-    words = {word for piece in make_corpus(3000) for word in piece.split()}
-    return tuple(sorted(word for word in words if word.isascii() and word.isalpha() and word.islower()))
+    found = {word for piece in make_corpus(3000) for word in piece.split()}
+    return tuple(sorted(word for word in found if word.isascii() and word.isalpha() and word.islower()))
 
 
 @cache
@@ -178,13 +182,13 @@ class Fillers:
         return self._capital() if draw < 0.95 else self._code()
 
     def _sentence(self, longest: int) -> str:
-        words = [self._word() for _ in range(self.number(1, longest))]
+        chosen = [self._word() for _ in range(self.number(1, longest))]
         if self.chance(0.7):
-            words[0] = words[0][0].upper() + words[0][1:]
+            chosen[0] = chosen[0][0].upper() + chosen[0][1:]
         if self.chance(0.2):
-            spot = self.number(0, len(words) - 1)
-            words[spot] += self.pick((",", ":", ";", "'s", " -", "…"))
-        return " ".join(words) + self.pick(("", ".", ".", "!", "?"))
+            spot = self.number(0, len(chosen) - 1)
+            chosen[spot] += self.pick((",", ":", ";", "'s", " -", "…"))
+        return " ".join(chosen) + self.pick(("", ".", ".", "!", "?"))
 
     def _run(self, alphabet: str, longest: int, marks: str, end: str) -> str:
         text = "".join(self.pick(alphabet) for _ in range(self.number(2, longest)))
@@ -212,12 +216,12 @@ class Fillers:
         return self.pick((flag, "❤\ufe0f", "☀\ufe0f", "✈\ufe0f", " "))
 
     def _accents(self, longest: int) -> str:
-        words = []
+        accented = []
         for _ in range(self.number(1, max(1, longest // 3))):
             word = self._syllables()
             spot = self.number(1, len(word))
-            words.append(word[:spot] + self.pick(_COMBINING) + word[spot:])
-        return " ".join(words)
+            accented.append(word[:spot] + self.pick(_COMBINING) + word[spot:])
+        return " ".join(accented)
 
 
 SCRIPTS = ("english", "chinese", "japanese", "korean", "emoji", "accents", "cyrillic", "greek")

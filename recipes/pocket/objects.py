@@ -15,9 +15,9 @@ _ASK_KEYS = (
     "Write a JSON object with {k} for this: {t}",
 )  # fmt: skip
 _ASK_SHAPE = (
-    "Answer as JSON like {s}: {t}", "{t} Answer with JSON of this shape: {s}", "Turn this into JSON: {t}\n{s}",
-    "Turn \"{t}\" into a JSON object of this shape: {s}", "{t}\nAnswer in JSON that matches this schema: {s}",
-    "Fill in this object: {s}\n{t}",
+    "Answer as JSON like {s}: {t}", "{t} Answer with JSON of this shape: {s}",
+    "Turn this into JSON: {t}\n{s}", "Turn \"{t}\" into a JSON object of this shape: {s}",
+    "{t}\nAnswer in JSON that matches this schema: {s}", "Fill in this object: {s}\n{t}",
 )  # fmt: skip
 
 Values = dict[str, str | int]
@@ -61,7 +61,14 @@ def _free(fill: Fillers) -> tuple[str, Values]:
     return told[0].upper() + told[1:], values
 
 
-_SOURCES: tuple[Callable[[Fillers], tuple[str, Values]], ...] = (_person, _person, _person, _worker, _item, _free)
+_SOURCES: tuple[Callable[[Fillers], tuple[str, Values]], ...] = (
+    _person,
+    _person,
+    _person,
+    _worker,
+    _item,
+    _free,
+)
 
 
 def objects(fill: Fillers) -> Dialogue:

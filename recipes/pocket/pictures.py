@@ -24,25 +24,28 @@ _SIZES = ((64, 64), (64, 64), (64, 64), (64, 64), (64, 64), (64, 96), (96, 64), 
 _JITTER = 14
 
 _ASK_COLOUR = (
-    "What colour is this image?", "What colour is this image?", "What color is this image?", "Which colour is this?",
-    "What colour is this?", "What is the colour of this image?", "Name the colour.", "What colour do you see?",
-    "What color is it?", "What colour is this picture?",
+    "What colour is this image?", "What colour is this image?", "What color is this image?",
+    "Which colour is this?", "What colour is this?", "What is the colour of this image?", "Name the colour.",
+    "What colour do you see?", "What color is it?", "What colour is this picture?",
 )  # fmt: skip
 _ASK_SHAPE_COLOUR = (
-    "What colour is the {s}?", "What colour is the shape?", "Which colour has the {s}?", "What color is the {s}?",
+    "What colour is the {s}?", "What colour is the shape?", "Which colour has the {s}?",
+    "What color is the {s}?",
 )  # fmt: skip
 _ASK_SHAPE = (
     "Which shape is this?", "Which shape is this?", "What shape is this?", "Which shape is in the image?",
     "What shape do you see?", "Name the shape.", "What shape is in this picture?",
 )  # fmt: skip
 _ASK_BOTH = (
-    "What is in this image?", "Describe this image.", "What do you see?", "What is this?", "Describe the picture.",
+    "What is in this image?", "Describe this image.", "What do you see?", "What is this?",
+    "Describe the picture.",
 )  # fmt: skip
 _ASK_GROUND = ("What colour is the background?", "Which colour is the background?")
 _ASK_SAME_COLOUR = ("Are the two images the same colour?", "Do both images have the same colour?")
 _ASK_SAME_SHAPE = ("Do both images show the same shape?", "Is it the same shape in both images?")
 _ASK_EACH = (
-    "What colours are the two images?", "Compare the two images.", "Describe both images.", "What is in each image?",
+    "What colours are the two images?", "Compare the two images.", "Describe both images.",
+    "What is in each image?",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 
 Phase = Literal["short", "mixed", "long"]
-"""`short` is mostly copying, from which recall, tools and JSON grow; `long` adds counts and prompts of 1,000 tokens."""
+"""`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens."""
 
 MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "copies": copies.copies,

@@ -21,10 +21,11 @@ NO_TOOL = "I have no tool for that."
 _VERBS = ("get", "get", "get", "find", "check", "fetch", "read", "look_up", "show")
 _WHERE = ("city", "city", "place", "port", "town", "country", "station", "location", "street", "region")
 _ASK_PLACE = (
-    "What is the {n} in {v}?", "What is the {n} in {v}?", "What is the {n} in {v}?", "What's the {n} in {v}?",
-    "What is the {n} in {v} today?", "Tell me the {n} in {v}.", "How is the {n} in {v}?",
-    "What is the {n} of {v}?", "What is the {n} for {v}?", "Please check the {n} in {v}.", "{n} in {v}?",
-    "What is the {n} at {v}?", "I want to know the {n} in {v}.", "How is the {n} in {v} now?",
+    "What is the {n} in {v}?", "What is the {n} in {v}?", "What is the {n} in {v}?",
+    "What's the {n} in {v}?", "What is the {n} in {v} today?", "Tell me the {n} in {v}.",
+    "How is the {n} in {v}?", "What is the {n} of {v}?", "What is the {n} for {v}?",
+    "Please check the {n} in {v}.", "{n} in {v}?", "What is the {n} at {v}?",
+    "I want to know the {n} in {v}.", "How is the {n} in {v} now?",
 )  # fmt: skip
 _SUMS = {
     "add": ("What is {a} plus {b}?", "Add {a} and {b}.", "What is {a} + {b}?", "How much is {a} plus {b}?"),
@@ -76,10 +77,14 @@ def _lookup(fill: Fillers) -> Use:
     if fill.chance(0.1):
         name = noun.replace(" ", "_")
     place = fill.place() if fill.chance(0.85) else fill.name()
-    about = fill.pick((f"Get the {noun} in a {parameter}.", f"The {noun} of a {parameter}", f"Current {noun}"))
+    about = fill.pick(
+        (f"Get the {noun} in a {parameter}.", f"The {noun} of a {parameter}", f"Current {noun}")
+    )
     result, answer = _finding(fill, noun, place)
     question = fill.pick(_ASK_PLACE).format(n=noun, v=place)
-    return Use(_schema(fill, name, about, {parameter: "string"}), question, {parameter: place}, result, answer)
+    return Use(
+        _schema(fill, name, about, {parameter: "string"}), question, {parameter: place}, result, answer
+    )
 
 
 def _finding(fill: Fillers, noun: str, place: str) -> tuple[str, str]:
@@ -91,7 +96,8 @@ def _finding(fill: Fillers, noun: str, place: str) -> tuple[str, str]:
         told = ", ".join(f"{key} {value}" for key, value in found.items())
         return json.dumps(found, ensure_ascii=False), f"The {noun} in {place}: {told}."
     result = fill.pick((
-        f"{fill.number(0, 99)} {fill.pick(_UNITS)}", fill.noun(), f"{fill.noun()}, {fill.number(0, 40)} degrees",
+        f"{fill.number(0, 99)} {fill.pick(_UNITS)}", fill.noun(),
+        f"{fill.noun()}, {fill.number(0, 40)} degrees",
         fill.value(),
     ))  # fmt: skip
     return result, f"The {noun} in {place} is {result}."
@@ -136,7 +142,9 @@ def _send(fill: Fillers) -> Use:
     else:
         count = fill.number(1, 30)
         name, keys = f"book_{noun}", fill.pick((("name", "count"), ("guest", "people"), ("name", "number")))
-        question = fill.pick((f"Book a {noun} for {person}, {count} people.", f"Book {count} {noun} for {person}."))
+        question = fill.pick(
+            (f"Book a {noun} for {person}, {count} people.", f"Book {count} {noun} for {person}.")
+        )
         arguments = dict(zip(keys, (person, count), strict=True))
     kinds = {key: "integer" if isinstance(value, int) else "string" for key, value in arguments.items()}
     schema = _schema(fill, name, f"{name.split('_')[0].capitalize()} a {noun}.", kinds)

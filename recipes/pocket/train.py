@@ -1,7 +1,7 @@
 """Training: AdamW and Muon on batches of about 2,048 tokens, with checkpoints from which it resumes.
 
-Matrices of the layers are stepped by Muon, which learns in a third of the tokens that AdamW needs; embeddings,
-norms, convolutions and the vision tower by AdamW. The learning rate is warmed up, held, and then let down to
+The layers' matrices are stepped by Muon, which needs far fewer tokens than AdamW; embeddings, norms,
+convolutions and what is not a layer by AdamW. The learning rate is warmed up, held, and then let down to
 zero over the last third, so that the end can be moved while it runs.
 """
 
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from recipes.pocket.batches import Batch, stream
 from recipes.pocket.model import new_model
+from recipes.pocket.muon import Muon
 from recipes.pocket.synthesize import Phase
 
 _WARM_UP = 80
@@ -59,7 +60,10 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan) -> Any:
         seen += batch.ids.numel()
         if (step + 1) % 20 == 0:
             speed = seen / (time.monotonic() - started)
-            print(f"{time.strftime('%H:%M:%S')} {step + 1} {phase} loss {losses / 20:.4f} {speed:.0f}/s", file=log)
+            print(
+                f"{time.strftime('%H:%M:%S')} {step + 1} {phase} loss {losses / 20:.4f} {speed:.0f}/s",
+                file=log,
+            )
             log.flush()
             losses = 0.0
         if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == plan.steps:
@@ -71,7 +75,9 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan) -> Any:
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
     """The last layer's output. The padding is on the right, where a causal model cannot see it."""
     if batch.pixels is None:
-        text: torch.Tensor = model.model.language_model(input_ids=batch.ids, use_cache=False).last_hidden_state
+        text: torch.Tensor = model.model.language_model(
+            input_ids=batch.ids, use_cache=False
+        ).last_hidden_state
         return text
     kinds = (batch.ids == model.config.image_token_id).int()
     seen: torch.Tensor = model.model(
@@ -105,9 +111,7 @@ def _optimizers(model: Any, plan: Plan) -> list[Any]:
         layered = ".language_model.layers." in name or ".visual.blocks." in name
         (muon if parameter.ndim == 2 and layered else adam).append(parameter)
     return [
-        torch.optim.Muon(
-            muon, lr=plan.muon_rate, weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-        ),
+        Muon(muon, rate=plan.muon_rate, decay=0.02),
         torch.optim.AdamW(adam, lr=plan.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
     ]
 
