@@ -36,7 +36,8 @@ def spell_exchange(fill: Fillers) -> Exchange:
 def count_exchange(fill: Fillers, longest: int = 30) -> Exchange:
     """Counts upwards; the pairs of first and last number are split between training and evaluation."""
     while True:
-        length = fill.number(1, longest)
+        # Short ones most often: to stop in time is harder than to go on.
+        length = fill.number(1, fill.pick((6, 12, longest)))
         first = fill.pick((1, 1, fill.number(0, 30), fill.number(0, 999)))
         last = first + length - 1
         # The trial that others make is one of length only, and would else be held out or not by chance.
@@ -61,7 +62,7 @@ def spelling(fill: Fillers) -> Dialogue:
 
 
 def counting(fill: Fillers) -> Dialogue:
-    return _dialogue("count", [count_exchange(fill) for _ in range(fill.number(1, 2))])
+    return _dialogue("count", [count_exchange(fill) for _ in range(fill.number(1, 3))])
 
 
 def long_counting(fill: Fillers) -> Dialogue:

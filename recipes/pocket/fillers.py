@@ -48,9 +48,10 @@ number code password key word team game sport food drink fruit city country flow
 doctor school hotel train bus ticket room table lamp door window garden kitchen letter
 """)
 HELD_OUT_NOUNS = words("""
-tide pollen moon visibility ferry sunrise rent voltage salinity queue altitude dialect vintage harvest
+tide pollen visibility ferry sunrise rent voltage salinity queue altitude dialect vintage harvest
 pressure smog toll mascot anthem emblem zipcode quota wavelength inflation depth fjord
 """)
+_HELD_OUT = frozenset(HELD_OUT_NAMES + HELD_OUT_PLACES + HELD_OUT_NOUNS)
 
 COLOURS = words("red green blue yellow orange purple pink brown black white grey")
 
@@ -58,6 +59,7 @@ _CONSONANTS = words("b c d f g h j k l m n p r s t v w z x q ch sh th br dr kr s
 _VOWELS = words("a e i o u y ai ei ou ia ö ü é á ø å ı ë ô")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _EMOJI_BASES = words("👍 👋 👏 🙌 🤝 🙏 💪 👩 👨 🧑 👶 👧 👦")
+_EMOJI_BLOCKS = ((0x1F300, 0x1F64F), (0x1F680, 0x1F6C5), (0x1F90D, 0x1F9FF), (0x2600, 0x27BF))
 _EMOJI_SKINS = ("", "", "\U0001f3fb", "\U0001f3fc", "\U0001f3fd", "\U0001f3fe", "\U0001f3ff")
 _EMOJI_JOBS = words("💻 🔬 🚀 🎨 🍳 🏫 🔧 🚒")
 _COMBINING = "\u0301\u0300\u0302\u0303\u0308\u030a\u030c\u0323\u0331"
@@ -69,7 +71,13 @@ _GREEK = "αβγδεζηθικλμνξοπρστυφχψωάέήίόύώ"
 @cache
 def _dictionary() -> tuple[str, ...]:
     found = {word for piece in make_corpus(3000) for word in piece.split()}
-    return tuple(sorted(word for word in found if word.isascii() and word.isalpha() and word.islower()))
+    return tuple(sorted(word for word in found if word.isalpha() and word.islower()))
+
+
+@cache
+def _phrases(first: str, last: str) -> tuple[str, ...]:
+    """What the corpus has in a script: so the tokenizer's longer tokens come to be used."""
+    return tuple(piece.strip() for piece in make_corpus(3000) if any(first <= c <= last for c in piece))
 
 
 @cache
@@ -77,6 +85,11 @@ def _table(codec: str, first: int, last: int) -> str:
     """The characters of a national standard's common rows."""
     pairs = (bytes((row, cell)) for row in range(first, last) for cell in range(0xA1, 0xFF))
     return "".join(pair.decode(codec, errors="ignore") for pair in pairs)
+
+
+_CHINESE = _table("gb2312", 0xB0, 0xD8)
+_JAPANESE = _KANA * 6 + _table("euc_jp", 0xB0, 0xD0)
+_KOREAN = _table("euc_kr", 0xB0, 0xC9)
 
 
 class Fillers:
@@ -138,29 +151,37 @@ class Fillers:
         """A text in the script `kind`, one of `SCRIPTS`."""
         makers: dict[str, Callable[[int], str]] = {
             "english": self._sentence,
-            "chinese": lambda n: self._run(_table("gb2312", 0xB0, 0xD8), n, "，。！？", ""),
-            "japanese": lambda n: self._run(self._japanese(), n, "、。！", ""),
-            "korean": lambda n: self._run(_table("euc_kr", 0xB0, 0xC9), n, " ", ""),
+            "chinese": lambda n: self._run(_CHINESE, n, "，。！？"),
+            "japanese": lambda n: self._run(_JAPANESE if self.chance(0.5) else _KANA, n, "、。！"),
+            "korean": lambda n: self._run(_KOREAN, n, " "),
             "emoji": self._emoji,
             "accents": self._accents,
-            "cyrillic": lambda n: self._run(_CYRILLIC, n * 2, " ", ""),
-            "greek": lambda n: self._run(_GREEK, n * 2, " ", ""),
+            "cyrillic": lambda n: self._run(_CYRILLIC, n * 2, " "),
+            "greek": lambda n: self._run(_GREEK, n * 2, " "),
         }
         return self._invented(lambda: makers[kind](longest))
 
     def _invented(self, make: Callable[[], str]) -> str:
         while True:
             text = make()
-            if self.ours(text) and text not in HELD_OUT_NAMES and text not in HELD_OUT_PLACES:
+            if self.ours(text) and text not in _HELD_OUT:
                 return text
 
     def _syllables(self) -> str:
-        if self.chance(0.3):
+        if self.chance(0.35):
+            # Bits of real words, which bring in the tokenizer's longer tokens.
+            return "".join(self._bit() for _ in range(self.number(1, 3)))
+        if self.chance(0.25):
             return "".join(self.pick(_LETTERS) for _ in range(self.number(3, 8)))
         plain = self.chance(0.7)
         consonants, vowels = (_CONSONANTS[:28], _VOWELS[:10]) if plain else (_CONSONANTS, _VOWELS)
         text = "".join(self.pick(consonants) + self.pick(vowels) for _ in range(self.number(1, 3)))
         return text + (self.pick(consonants) if self.chance(0.5) else "")
+
+    def _bit(self) -> str:
+        word = self.pick(_dictionary())
+        start = self.number(0, max(0, len(word) - 3))
+        return word[start : start + self.number(2, 6)]
 
     def _capital(self) -> str:
         text = self._syllables()
@@ -190,15 +211,18 @@ class Fillers:
             chosen[spot] += self.pick((",", ":", ";", "'s", " -", "…"))
         return " ".join(chosen) + self.pick(("", ".", ".", "!", "?"))
 
-    def _run(self, alphabet: str, longest: int, marks: str, end: str) -> str:
+    def _run(self, alphabet: str, longest: int, marks: str) -> str:
+        """Letters at random, or with pieces of the corpus among them."""
         text = "".join(self.pick(alphabet) for _ in range(self.number(2, longest)))
+        if self.chance(0.5):
+            phrase = self.pick(_phrases(min(alphabet), max(alphabet)))
+            start = self.number(0, max(0, len(phrase) - 2))
+            piece = phrase[start : start + self.number(1, longest)].strip() or phrase
+            text = piece if self.chance(0.3) else piece + text[: self.number(1, 4)]
         if len(text) > 4 and self.chance(0.6):
             spot = self.number(2, len(text) - 2)
             text = text[:spot] + self.pick(marks) + text[spot:]
-        return text + end
-
-    def _japanese(self) -> str:
-        return _KANA if self.chance(0.5) else _KANA * 6 + _table("euc_jp", 0xB0, 0xD0)
+        return text
 
     def _emoji(self, longest: int) -> str:
         return "".join(self._one_emoji() for _ in range(self.number(1, max(1, longest // 3))))
@@ -206,7 +230,7 @@ class Fillers:
     def _one_emoji(self) -> str:
         draw = self.draw.random()
         if draw < 0.45:
-            return chr(self.number(0x1F300, 0x1F64F))
+            return chr(self.number(*self.pick(_EMOJI_BLOCKS)))
         if draw < 0.75:
             return self.pick(_EMOJI_BASES) + self.pick(_EMOJI_SKINS)
         if draw < 0.9:

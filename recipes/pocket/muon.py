@@ -6,7 +6,6 @@ over all matrices of a shape at once takes a tenth of the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ class Muon(torch.optim.Optimizer):
     """For matrices. The step's size is matched to AdamW's, so that rates carry over."""
 
     def __init__(
-        self, matrices: Iterable[torch.Tensor], rate: float, decay: float, momentum: float = 0.95
+        self, groups: list[dict[str, Any]], rate: float, decay: float, momentum: float = 0.95
     ) -> None:
-        super().__init__(matrices, {"lr": rate, "decay": decay, "momentum": momentum})
+        super().__init__(groups, {"lr": rate, "decay": decay, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

@@ -31,12 +31,12 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
 MIXTURES: dict[Phase, dict[str, float]] = {
     "short": {"copies": 40, "recall": 30, "objects": 10, "tools": 10, "talk": 5, "picture": 5},
     "mixed": {
-        "copies": 24, "long_copy": 2, "spelling": 1, "counting": 5, "recall": 18, "tools": 14, "objects": 9,
-        "talk": 3, "noise": 0.7, "picture": 14, "pair": 6,
+        "copies": 24, "long_copy": 2, "spelling": 3, "counting": 10, "recall": 20, "tools": 22, "objects": 13,
+        "talk": 6, "noise": 2, "picture": 32, "pair": 12,
     },
     "long": {
-        "copies": 22, "long_copy": 4, "spelling": 1, "counting": 5, "long_counting": 1, "recall": 18,
-        "tools": 16, "objects": 9, "talk": 3, "noise": 0.7, "long_noise": 0.4, "picture": 14, "pair": 6,
+        "copies": 22, "long_copy": 4, "spelling": 3, "counting": 10, "long_counting": 1, "recall": 20,
+        "tools": 22, "objects": 13, "talk": 6, "noise": 2, "long_noise": 0.6, "picture": 32, "pair": 12,
     },
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ def talk(fill: Fillers) -> Dialogue:
     return Dialogue("talk", messages, thought=exchanges[-1].thought)
 
 
-def noise(fill: Fillers, longest: int = 40) -> Dialogue:
+def noise(fill: Fillers, longest: int = 24) -> Dialogue:
     """An agent's long prompt: instructions, lists, code and JSON without a question the model knows."""
     messages: list[Message] = []
     if fill.chance(0.7):

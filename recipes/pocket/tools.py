@@ -184,7 +184,7 @@ def tools(fill: Fillers) -> Dialogue:
     thought = "No tool is needed."
     asked = fill.draw.sample(offered, min(len(offered), fill.number(1, 3)))
     for use in asked:
-        if fill.chance(0.15):
+        if fill.chance(0.2):
             messages += _without_tool(fill)
         messages += [user(use.question), call(use.name, use.arguments)]
         thought = f"I call {use.name}."
@@ -200,6 +200,6 @@ def tools(fill: Fillers) -> Dialogue:
 
 def _without_tool(fill: Fillers) -> list[Message]:
     """Talk that needs no tool, or a question that none of the tools can answer."""
-    if fill.chance(0.6):
+    if fill.chance(0.45):
         return turns(talk_exchange(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))
     return [user(_lookup(fill).question), assistant(NO_TOOL)]
