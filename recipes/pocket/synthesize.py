@@ -31,12 +31,12 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
 MIXTURES: dict[Phase, dict[str, float]] = {
     "short": {"copies": 40, "recall": 30, "objects": 10, "tools": 10, "talk": 5, "picture": 5},
     "mixed": {
-        "copies": 24, "long_copy": 2, "spelling": 3, "counting": 10, "recall": 20, "tools": 22, "objects": 13,
-        "talk": 6, "noise": 2, "picture": 32, "pair": 12,
+        "copies": 24, "long_copy": 2, "spelling": 1, "counting": 8, "recall": 20, "tools": 26, "objects": 18,
+        "talk": 5, "noise": 2, "picture": 40, "pair": 14,
     },
     "long": {
-        "copies": 22, "long_copy": 4, "spelling": 3, "counting": 10, "long_counting": 1, "recall": 20,
-        "tools": 22, "objects": 13, "talk": 6, "noise": 2, "long_noise": 0.6, "picture": 32, "pair": 12,
+        "copies": 36, "long_copy": 3, "spelling": 1, "counting": 8, "long_counting": 4, "recall": 18,
+        "tools": 24, "objects": 18, "talk": 4, "noise": 2, "long_noise": 0.5, "picture": 40, "pair": 14,
     },
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ _CHECKPOINT_EVERY = 100
 class Plan:
     """How long to train and on what."""
 
-    steps: int = 3300
+    steps: int = 3500
     batch_tokens: int = 2048
     muon_rate: float = 5e-3
     adam_rate: float = 2.5e-3
