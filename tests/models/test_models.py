@@ -21,7 +21,6 @@ from tests.models.configs import CONFIGS
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import SIZE
 from tests.models.weights import draw_weights, new_model
-from worker.pocket import MODEL_PATH
 
 PROMPTS = ("Hello!", "What is the capital of France?", "今天天气很好。", "def main():\n    return 1\n")
 ROOT = Path(__file__).parents[2]
@@ -136,17 +135,6 @@ def test_the_command_makes_the_same_bytes(tmp_path: Path) -> None:
 def test_another_seed_makes_other_weights_and_the_same_tokenizer(tmp_path: Path) -> None:
     ours, theirs = contents(model_folder("dense")), contents(make.make_model("dense", tmp_path, seed=1))
     assert {file for file in ours if ours[file] != theirs[file]} == {"model.safetensors"}
-
-
-def test_the_pocket_model_is_what_the_generator_makes() -> None:
-    ours, theirs = contents(MODEL_PATH), contents(model_folder("hybrid"))
-    assert ours.keys() == theirs.keys()
-    assert [file for file in ours if file != "model.safetensors" and ours[file] != theirs[file]] == []
-    weights: Any = mx.load(str(MODEL_PATH / "model.safetensors"))
-    expected: Any = mx.load(str(model_folder("hybrid") / "model.safetensors"))
-    assert weights.keys() == expected.keys()
-    assert all(mx.array_equal(weights[key], expected[key]) for key in expected)
-    assert sum(map(len, ours.values())) < 4_000_000
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """The embedded model, served when no other is named: a first start needs neither a download nor a network.
 
-For now it is a random-weight hybrid (three gated-delta layers, one of full attention) in exactly the shape of
-a real Qwen3.5 text model, with a trained tokenizer and a chat template. Its text is noise: it proves the
-machinery, from loading to streaming, on any machine. A trained model will take its place in the same folder.
+A real, if tiny, Qwen3.5 vision-language model in the shape this project is about, gated-delta layers and full
+attention by turns, trained from nothing on dialogues that our own script writes. See README.md beside it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,74 @@
+"""Copying: a text repeated to the letter in several scripts, a word spelled, numbers counted."""
+
+from __future__ import annotations
+
+from recipes.pocket.dialogue import Dialogue, Exchange, turns
+from recipes.pocket.fillers import SCRIPTS, Fillers
+
+_ASK_COPY = (
+    "Repeat: {t}", "Repeat: {t}", "Repeat: {t}", "Repeat after me: {t}", "Say: {t}", "Echo: {t}",
+    "Copy: {t}", "Please repeat: {t}", "Repeat this: {t}", "Repeat the following text: {t}",
+    "Write exactly this: {t}", "Repeat this sentence: {t}", "Repeat\n{t}", "Say {t}", "repeat: {t}",
+)  # fmt: skip
+_ASK_SPELL = ("Spell {w}.", "Spell: {w}", "Spell the word {w}.", "How do you spell {w}?")
+_ASK_COUNT = (
+    "Count from {a} to {b}.", "Count from {a} to {b}.", "Count from {a} to {b}",
+    "Please count from {a} to {b}.", "Count up from {a} to {b}.", "List the numbers from {a} to {b}.",
+    "Can you count from {a} to {b}?",
+)  # fmt: skip
+_WEIGHTS = {"english": 5, "chinese": 3, "japanese": 3, "korean": 3, "emoji": 2, "accents": 2, "cyrillic": 1}
+_KINDS = tuple(kind for kind in SCRIPTS for _ in range(_WEIGHTS.get(kind, 1)))
+
+
+def copy_exchange(fill: Fillers, longest: int = 12, script: str | None = None) -> Exchange:
+    """`longest`: in words of English, in characters of other scripts."""
+    text = fill.script(script or fill.pick(_KINDS), longest)
+    if script is None and fill.chance(0.1):
+        text = f"{text} {fill.script(fill.pick(_KINDS), longest // 2)}"
+    return Exchange(fill.pick(_ASK_COPY).format(t=text), text, "I repeat the text as it is.")
+
+
+def spell_exchange(fill: Fillers) -> Exchange:
+    word = fill.name() if fill.chance(0.5) else fill.noun()
+    return Exchange(fill.pick(_ASK_SPELL).format(w=word), "-".join(word), "I spell it letter by letter.")
+
+
+def count_exchange(fill: Fillers, longest: int = 30) -> Exchange:
+    """Counts upwards; the pairs of first and last number are split between training and evaluation."""
+    while True:
+        # Short ones most often: to stop in time is harder than to go on.
+        length = fill.number(1, fill.pick((6, 12, longest)))
+        first = fill.pick((1, 1, fill.number(0, 30), fill.number(0, 999)))
+        last = first + length - 1
+        # The trial that others make is one of length only, and would else be held out or not by chance.
+        if fill.ours(f"{first} {last}") and (first, last) != (1, 200):
+            break
+    question = fill.pick(_ASK_COUNT).format(a=first, b=last)
+    answer = " ".join(map(str, range(first, last + 1)))
+    return Exchange(question, answer, f"I start at {first} and stop at {last}.")
+
+
+def copies(fill: Fillers) -> Dialogue:
+    exchanges = [copy_exchange(fill, fill.pick((4, 8, 12, 20))) for _ in range(fill.number(1, 3))]
+    return _dialogue("copy", exchanges)
+
+
+def long_copy(fill: Fillers) -> Dialogue:
+    return _dialogue("copy", [copy_exchange(fill, fill.pick((30, 45, 60)))])
+
+
+def spelling(fill: Fillers) -> Dialogue:
+    return _dialogue("spell", [spell_exchange(fill) for _ in range(fill.number(2, 4))])
+
+
+def counting(fill: Fillers) -> Dialogue:
+    return _dialogue("count", [count_exchange(fill) for _ in range(fill.number(1, 3))])
+
+
+def long_counting(fill: Fillers) -> Dialogue:
+    return _dialogue("count", [count_exchange(fill, longest=240)])
+
+
+def _dialogue(family: str, exchanges: list[Exchange]) -> Dialogue:
+    messages = [message for exchange in exchanges for message in turns(exchange)]
+    return Dialogue(family, messages, thought=exchanges[-1].thought)

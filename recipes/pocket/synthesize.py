@@ -1,0 +1,56 @@
+"""The mixture: which families are drawn how often, and how training turns long and thinking come in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Literal
+
+from recipes.pocket import copies, objects, pictures, recall, talk, tools
+from recipes.pocket.dialogue import Dialogue
+from recipes.pocket.fillers import Fillers
+
+Phase = Literal["short", "mixed", "long"]
+"""`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens."""
+
+MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
+    "copies": copies.copies,
+    "long_copy": copies.long_copy,
+    "spelling": copies.spelling,
+    "counting": copies.counting,
+    "long_counting": copies.long_counting,
+    "recall": recall.recall,
+    "tools": tools.tools,
+    "objects": objects.objects,
+    "talk": talk.talk,
+    "noise": talk.noise,
+    "long_noise": lambda fill: talk.noise(fill, longest=120),
+    "picture": pictures.picture,
+    "pair": pictures.pair,
+}
+MIXTURES: dict[Phase, dict[str, float]] = {
+    "short": {"copies": 40, "recall": 30, "objects": 10, "tools": 10, "talk": 5, "picture": 5},
+    "mixed": {
+        "copies": 24, "long_copy": 2, "spelling": 1, "counting": 8, "recall": 20, "tools": 26, "objects": 18,
+        "talk": 5, "noise": 2, "picture": 40, "pair": 14,
+    },
+    "long": {
+        "copies": 36, "long_copy": 3, "spelling": 1, "counting": 8, "long_counting": 4, "recall": 18,
+        "tools": 24, "objects": 18, "talk": 4, "noise": 2, "long_noise": 0.5, "picture": 40, "pair": 14,
+    },
+}  # fmt: skip
+
+
+def draw_dialogue(seed: str, phase: Phase) -> Dialogue:
+    """The dialogue of `seed`: the same on every machine."""
+    fill = Fillers(random.Random(seed))
+    mixture = MIXTURES[phase]
+    family = fill.draw.choices(list(mixture), list(mixture.values()))[0]
+    return with_thinking(MAKERS[family](fill), fill)
+
+
+def with_thinking(dialogue: Dialogue, fill: Fillers) -> Dialogue:
+    """Most are asked for plainly, as a client does that says nothing about thinking."""
+    draw = fill.draw.random()
+    dialogue.thinking = True if draw < 0.12 else False if draw < 0.25 else None
+    return dialogue

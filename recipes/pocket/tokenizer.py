@@ -1,0 +1,84 @@
+"""The tokenizer: byte-level BPE of 2,000 entries, made so that a word is the same tokens wherever it stands.
+
+Qwen's pattern glues a leading space, quote or underscore to a word, and merges across that seam would make
+` Brest` in a question and `"Brest` in a tool's arguments unrelated tokens. A model this small must copy from
+the one to the other, so no merge crosses the seam, except for the commonest small words after a space.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer
+
+from recipes.pocket.dialogue import prompt_text
+from recipes.pocket.synthesize import draw_dialogue
+from tests.models.corpus import make_corpus
+from tests.models.tokenizer import _WORDS, ADDED_TOKENS, SIZE, _added, _config
+
+SPACED_WORDS = 160
+_SPACE = "Ġ"
+_SEAMS = r"[\p{L}\p{M}]+|\p{N}| |[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s+"
+_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+
+def make_tokenizer(folder: Path, context_tokens: int, seed: int = 0) -> Any:
+    """Train, write its files with the chat template into `folder`, and return it as transformers loads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "chat_template.jinja").write_text(_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
+    # The dialogues are rendered by a tokenizer, which at first knows the corpus alone.
+    _write(_train(make_corpus()), folder, context_tokens)
+    texts = make_corpus() + _dialogues(AutoTokenizer.from_pretrained(folder), seed)
+    _write(_train(texts), folder, context_tokens)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _dialogues(tokenizer: Any, seed: int, count: int = 3000) -> list[str]:
+    dialogues = (draw_dialogue(f"tokenizer {seed} {index}", "mixed") for index in range(count))
+    return [prompt_text(dialogue, tokenizer) + dialogue.target for dialogue in dialogues]
+
+
+def _train(texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_SEAMS), behavior="isolated"), byte_level]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE - len(ADDED_TOKENS) - SPACED_WORDS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _with_spaced_words(tokenizer, texts)
+
+
+def _with_spaced_words(tokenizer: Tokenizer, texts: list[str]) -> Tokenizer:
+    """Add a token ` word` for the commonest lower-case words that are one token, after all other merges."""
+    state = json.loads(tokenizer.to_str())
+    vocabulary: dict[str, int] = state["model"]["vocab"]
+    counts: Counter[str] = Counter()
+    for text in random.Random(0).sample(texts, 4000):
+        counts.update(word for word in text.split(" ")[1:] if word.isascii() and word.islower())
+    common = [word for word, _ in counts.most_common() if len(word) > 1 and word in vocabulary]
+    for word in common[:SPACED_WORDS]:
+        vocabulary[_SPACE + word] = len(vocabulary)
+        state["model"]["merges"].append([_SPACE, word])
+    state["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": _WORDS}
+    finished: Tokenizer = Tokenizer.from_str(json.dumps(state))
+    finished.decoder = decoders.ByteLevel()
+    finished.add_tokens([_added(token) for token in ADDED_TOKENS])
+    assert finished.get_vocab_size() == SIZE
+    return finished
+
+
+def _write(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.dumps(_config(tokenizer, context_tokens), indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")

@@ -1,0 +1,205 @@
+"""Tools: the right one called with the right arguments, its result used, and plain answers when none fits.
+
+Names, parameters and questions share invented nouns, so that the model must match a question to a schema it
+has never seen and copy the names from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.pocket.copies import copy_exchange
+from recipes.pocket.dialogue import Dialogue, Message, assistant, call, system, tool_result, turns, user
+from recipes.pocket.fillers import Fillers
+from recipes.pocket.talk import talk_exchange
+
+NO_TOOL = "I have no tool for that."
+
+_VERBS = ("get", "get", "get", "find", "check", "fetch", "read", "look_up", "show")
+_WHERE = ("city", "city", "place", "port", "town", "country", "station", "location", "street", "region")
+_ASK_PLACE = (
+    "What is the {n} in {v}?", "What is the {n} in {v}?", "What is the {n} in {v}?",
+    "What's the {n} in {v}?", "What is the {n} in {v} today?", "Tell me the {n} in {v}.",
+    "How is the {n} in {v}?", "What is the {n} of {v}?", "What is the {n} for {v}?",
+    "Please check the {n} in {v}.", "{n} in {v}?", "What is the {n} at {v}?",
+    "I want to know the {n} in {v}.", "How is the {n} in {v} now?",
+)  # fmt: skip
+_SUMS = {
+    "add": ("What is {a} plus {b}?", "Add {a} and {b}.", "What is {a} + {b}?", "How much is {a} plus {b}?"),
+    "multiply": ("What is {a} times {b}?", "Multiply {a} by {b}.", "What is {a} * {b}?"),
+    "subtract": ("What is {a} minus {b}?", "What is {a} - {b}?", "How much is {a} minus {b}?"),
+    "divide": ("What is {a} divided by {b}?", "Divide {a} by {b}.", "What is {a} / {b}?"),
+}
+_SUM_PARAMETERS = (("a", "b"), ("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"))
+_UNITS = ("degrees", "percent", "metres", "minutes", "euros", "points", "hours")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A tool's schema, with one question for it, the arguments that fit, and what comes back."""
+
+    schema: dict[str, Any]
+    question: str
+    arguments: dict[str, Any]
+    result: str
+    answer: str
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+
+def _schema(fill: Fillers, name: str, about: str, parameters: dict[str, str]) -> dict[str, Any]:
+    properties: dict[str, Any] = {key: {"type": kind} for key, kind in parameters.items()}
+    if fill.chance(0.15):
+        for key, value in properties.items():
+            value["description"] = f"the {key}"
+    described: dict[str, Any] = {"type": "object", "properties": properties}
+    if fill.chance(0.7):
+        described["required"] = list(parameters)
+    function: dict[str, Any] = {"name": name}
+    if fill.chance(0.5):
+        function["description"] = about
+    function["parameters"] = described
+    return {"type": "function", "function": function}
+
+
+def _lookup(fill: Fillers) -> Use:
+    """`get_weather(city)` and its like, with a noun of one or two words."""
+    noun = "weather" if fill.chance(0.1) else fill.noun()
+    if fill.chance(0.15):
+        noun += " " + fill.noun()
+    parameter = fill.pick(_WHERE) if fill.chance(0.8) else fill.noun()
+    name = f"{fill.pick(_VERBS)}_{noun.replace(' ', '_')}"
+    if fill.chance(0.1):
+        name = noun.replace(" ", "_")
+    place = fill.place() if fill.chance(0.85) else fill.name()
+    about = fill.pick(
+        (f"Get the {noun} in a {parameter}.", f"The {noun} of a {parameter}", f"Current {noun}")
+    )
+    result, answer = _finding(fill, noun, place)
+    question = fill.pick(_ASK_PLACE).format(n=noun, v=place)
+    return Use(
+        _schema(fill, name, about, {parameter: "string"}), question, {parameter: place}, result, answer
+    )
+
+
+def _finding(fill: Fillers, noun: str, place: str) -> tuple[str, str]:
+    """A result, as plain text or JSON, and the answer made of it."""
+    if fill.chance(0.3):
+        found = {fill.noun(): fill.number(0, 99), fill.noun(): fill.noun()}
+        if fill.chance(0.4):
+            found.popitem()
+        told = ", ".join(f"{key} {value}" for key, value in found.items())
+        return json.dumps(found, ensure_ascii=False), f"The {noun} in {place}: {told}."
+    result = fill.pick((
+        f"{fill.number(0, 99)} {fill.pick(_UNITS)}", fill.noun(),
+        f"{fill.noun()}, {fill.number(0, 40)} degrees",
+        fill.value(),
+    ))  # fmt: skip
+    return result, f"The {noun} in {place} is {result}."
+
+
+def _sum(fill: Fillers) -> Use:
+    name = fill.pick(("add", "add", *_SUMS))
+    first, second = fill.pick(_SUM_PARAMETERS)
+    largest = fill.pick((20, 99, 999, 9999))
+    a, b = fill.number(0, largest), fill.number(0, largest)
+    kind = fill.pick(("integer", "number"))
+    result = str(fill.number(0, 9999))
+    schema = _schema(fill, name, f"{name.capitalize()} two numbers.", {first: kind, second: kind})
+    question = fill.pick(_SUMS[name]).format(a=a, b=b)
+    return Use(schema, question, {first: a, second: b}, result, f"The result is {result}.")
+
+
+def _search(fill: Fillers) -> Use:
+    where = fill.noun() if fill.chance(0.5) else ""
+    name = f"search_{where}" if where else fill.pick(("search", "search", "web_search", "search_web"))
+    text = fill.pick((fill.sentence(4).strip(".!?,:;…"), fill.name(), fill.phrase(), fill.place()))
+    question = fill.pick(
+        (f"Search the {where} for {text}.", f"Search for {text} in the {where}.")
+        if where
+        else (f"Search for {text}.", f"Search the web for {text}.", f"Please search for {text}.")
+    )
+    parameter = fill.pick(("query", "query", "text", "q", "term"))
+    about = f"Search the {where or 'web'}."
+    result = fill.pick((fill.sentence(6), fill.phrase()))
+    schema = _schema(fill, name, about, {parameter: "string"})
+    return Use(schema, question, {parameter: text}, result, f"I found this: {result}")
+
+
+def _send(fill: Fillers) -> Use:
+    """Two parameters of different kinds; the noun is in the name."""
+    noun, person = fill.noun(), fill.name()
+    if fill.chance(0.5):
+        text = fill.sentence(5)
+        name, keys = f"send_{noun}", fill.pick((("to", "text"), ("recipient", "message"), ("name", "body")))
+        question = fill.pick((f"Send a {noun} to {person}: {text}", f"Send {person} a {noun}: {text}"))
+        arguments: dict[str, Any] = dict(zip(keys, (person, text), strict=True))
+    else:
+        count = fill.number(1, 30)
+        name, keys = f"book_{noun}", fill.pick((("name", "count"), ("guest", "people"), ("name", "number")))
+        question = fill.pick(
+            (f"Book a {noun} for {person}, {count} people.", f"Book {count} {noun} for {person}.")
+        )
+        arguments = dict(zip(keys, (person, count), strict=True))
+    kinds = {key: "integer" if isinstance(value, int) else "string" for key, value in arguments.items()}
+    schema = _schema(fill, name, f"{name.split('_')[0].capitalize()} a {noun}.", kinds)
+    return Use(schema, question, arguments, "ok", "Done.")
+
+
+def _set(fill: Fillers) -> Use:
+    noun, value = fill.noun(), fill.value()
+    parameter = fill.pick(("value", "to", "state", noun))
+    question = fill.pick((f"Set the {noun} to {value}.", f"Please set the {noun} to {value}."))
+    schema = _schema(fill, f"set_{noun}", f"Set the {noun}.", {parameter: "string"})
+    return Use(schema, question, {parameter: value}, "ok", "Done.")
+
+
+def _plain(fill: Fillers) -> Use:
+    """No parameters at all."""
+    noun = fill.noun()
+    result = fill.value()
+    question = fill.pick((f"What is the {noun}?", f"Tell me the {noun}.", f"What is the {noun} now?"))
+    schema = _schema(fill, f"{fill.pick(_VERBS)}_{noun}", f"Get the {noun}.", {})
+    return Use(schema, question, {}, result, f"The {noun} is {result}.")
+
+
+_KINDS: tuple[Callable[[Fillers], Use], ...] = (
+    _lookup, _lookup, _lookup, _lookup, _sum, _search, _send, _set, _plain,
+)  # fmt: skip
+
+
+def tools(fill: Fillers) -> Dialogue:
+    """One to three questions over one to four tools; the last turn is a call or an answer from a result."""
+    uses: dict[str, Use] = {}
+    for _ in range(fill.pick((1, 1, 2, 2, 3, 4))):
+        use = fill.pick(_KINDS)(fill)
+        uses.setdefault(use.name, use)
+    offered = list(uses.values())
+    messages: list[Message] = [system("You are a helpful assistant.")] if fill.chance(0.2) else []
+    thought = "No tool is needed."
+    asked = fill.draw.sample(offered, min(len(offered), fill.number(1, 3)))
+    for use in asked:
+        if fill.chance(0.2):
+            messages += _without_tool(fill)
+        messages += [user(use.question), call(use.name, use.arguments)]
+        thought = f"I call {use.name}."
+        if use is not asked[-1] or fill.chance(0.6):
+            messages += [tool_result(use.result), assistant(use.answer)]
+            thought = "The tool has answered."
+    if messages[-1].get("content") and fill.chance(0.2):
+        messages += _without_tool(fill)
+        thought = "No tool fits."
+    schemas = [use.schema for use in offered]
+    return Dialogue("tools", messages, tools=schemas, thought=thought)
+
+
+def _without_tool(fill: Fillers) -> list[Message]:
+    """Talk that needs no tool, or a question that none of the tools can answer."""
+    if fill.chance(0.45):
+        return turns(talk_exchange(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))
+    return [user(_lookup(fill).question), assistant(NO_TOOL)]

@@ -1,0 +1,153 @@
+"""Training: AdamW and Muon on batches of about 2,048 tokens, with checkpoints from which it resumes.
+
+The layers' matrices are stepped by Muon, which needs far fewer tokens than AdamW; embeddings, norms,
+convolutions and what is not a layer by AdamW. The learning rate is warmed up, held, and then let down to
+zero over the last two fifths, so that the end can be moved while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from recipes.pocket.batches import Batch, stream
+from recipes.pocket.model import new_model
+from recipes.pocket.muon import Muon
+from recipes.pocket.synthesize import Phase
+
+_WARM_UP = 80
+_DECAY_SHARE = 0.4
+_CHECKPOINT_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train and on what."""
+
+    steps: int = 3500
+    batch_tokens: int = 2048
+    muon_rate: float = 5e-3
+    adam_rate: float = 2.5e-3
+    mixed_from: float = 0.2
+    """Share of the steps after which the mixture is `mixed`."""
+    long_from: float = 0.8
+    threads: int = 2
+
+
+def train(folder: Path, tokenizer: Any, seed: int, plan: Plan) -> Any:
+    """Train, or go on from the checkpoint in `folder`, and return the model."""
+    torch.set_num_threads(plan.threads)
+    ids = tokenizer.get_vocab()
+    model = new_model(ids, seed)
+    optimizers = _optimizers(model, plan)
+    done = _resume(folder / "checkpoint.pt", model, optimizers)
+    model.train()
+    log = (folder / "train.log").open("a", encoding="utf-8")
+    phase: Phase | None = None
+    started, seen, losses = time.monotonic(), 0, 0.0
+    for step in range(done, plan.steps):
+        if _phase(step, plan) != phase:
+            phase = _phase(step, plan)
+            batches = stream(tokenizer, phase, plan.batch_tokens, _longest(phase), f"{seed} {phase} {step}")
+        batch = next(batches)
+        losses += _step(model, optimizers, batch, _rate(step, plan), plan)
+        seen += batch.ids.numel()
+        if (step + 1) % 20 == 0:
+            speed = seen / (time.monotonic() - started)
+            print(
+                f"{time.strftime('%H:%M:%S')} {step + 1} {phase} loss {losses / 20:.4f} {speed:.0f}/s",
+                file=log,
+            )
+            log.flush()
+            losses = 0.0
+        if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == plan.steps:
+            _save(folder / "checkpoint.pt", model, optimizers, step + 1)
+    model.eval()
+    return model
+
+
+def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
+    """The last layer's output. The padding is on the right, where a causal model cannot see it."""
+    if batch.pixels is None:
+        text: torch.Tensor = model.model.language_model(
+            input_ids=batch.ids, use_cache=False
+        ).last_hidden_state
+        return text
+    kinds = (batch.ids == model.config.image_token_id).int()
+    seen: torch.Tensor = model.model(
+        input_ids=batch.ids,
+        pixel_values=batch.pixels,
+        image_grid_thw=batch.grids,
+        mm_token_type_ids=kinds,
+        use_cache=False,
+    ).last_hidden_state
+    return seen
+
+
+def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float, plan: Plan) -> float:
+    rows, columns = batch.learnt
+    hidden = hidden_states(model, batch)[rows, columns - 1]
+    logits = model.lm_head(hidden)
+    loss = F.cross_entropy(logits, batch.ids[rows, columns])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, full in zip(optimizers, (plan.muon_rate, plan.adam_rate), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = full * rate * group["share"]
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def _optimizers(model: Any, plan: Plan) -> list[Any]:
+    muon, adam, patches = [], [], []
+    for name, parameter in model.named_parameters():
+        layered = ".language_model.layers." in name or ".visual.blocks." in name
+        if parameter.ndim == 2 and layered:
+            muon.append(parameter)
+        else:
+            (patches if "patch_embed" in name else adam).append(parameter)
+    # A patch of one colour is the same number 512 times: what they move together must move little each.
+    groups = [{"params": adam, "share": 1.0}, {"params": patches, "share": 0.1}]
+    return [
+        Muon([{"params": muon, "share": 1.0}], rate=plan.muon_rate, decay=0.02),
+        torch.optim.AdamW(groups, lr=plan.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
+    ]
+
+
+def _rate(step: int, plan: Plan) -> float:
+    left = (plan.steps - step) / (plan.steps * _DECAY_SHARE)
+    return min(1.0, (step + 1) / _WARM_UP, max(0.02, (1 - math.cos(math.pi * min(1.0, left))) / 2))
+
+
+def _phase(step: int, plan: Plan) -> Phase:
+    if step < plan.mixed_from * plan.steps:
+        return "short"
+    return "mixed" if step < plan.long_from * plan.steps else "long"
+
+
+def _longest(phase: Phase) -> int:
+    return {"short": 192, "mixed": 448, "long": 1024}[phase]
+
+
+def _save(path: Path, model: Any, optimizers: list[Any], step: int) -> None:
+    draft = path.with_suffix(".draft")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"model": model.state_dict(), "optimizers": states, "step": step}, draft)
+    draft.replace(path)
+
+
+def _resume(path: Path, model: Any, optimizers: list[Any]) -> int:
+    if not path.is_file():
+        return 0
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    return int(saved["step"])

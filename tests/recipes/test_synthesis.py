@@ -1,0 +1,74 @@
+"""The dialogues that the pocket model is trained on: reproducible, and blind to what is held out."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from recipes.pocket import copies, objects, recall, tools
+from recipes.pocket.dialogue import Dialogue
+from recipes.pocket.fillers import HELD_OUT_NAMES, HELD_OUT_PLACES, SCRIPTS, Fillers
+from recipes.pocket.synthesize import MAKERS, MIXTURES, draw_dialogue
+
+TEXT_MAKERS = (recall.recall, copies.copies, tools.tools, objects.objects)
+
+
+def fillers(seed: int, held_out: bool = False) -> Fillers:
+    return Fillers(random.Random(seed), held_out)
+
+
+def test_a_seed_names_one_dialogue() -> None:
+    first, again = draw_dialogue("7", "long"), draw_dialogue("7", "long")
+    assert (first.messages, first.tools, first.thinking) == (again.messages, again.tools, again.thinking)
+
+
+def test_every_mixture_names_families_that_exist() -> None:
+    assert all(mixture.keys() <= MAKERS.keys() for mixture in MIXTURES.values())
+
+
+@pytest.mark.parametrize("family", MAKERS)
+def test_a_dialogue_ends_with_an_answer(family: str) -> None:
+    for seed in range(20):
+        dialogue = MAKERS[family](fillers(seed))
+        assert dialogue.messages[-1]["role"] == "assistant"
+        assert dialogue.answer
+
+
+def test_training_and_evaluation_share_no_invented_filler() -> None:
+    trained = {fillers(seed).name() for seed in range(2000)}
+    held_out = {fillers(seed, held_out=True).name() for seed in range(2000)}
+    assert not trained & held_out
+
+
+@pytest.mark.parametrize("maker", TEXT_MAKERS)
+def test_training_never_shows_a_held_out_name_or_place(maker: Callable[[Fillers], Dialogue]) -> None:
+    for seed in range(300):
+        written = json.dumps(maker(fillers(seed)).messages, ensure_ascii=False).split()
+        assert not {*HELD_OUT_NAMES, *HELD_OUT_PLACES} & {word.strip('".,!?') for word in written}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_copy_is_in_its_question(script: str) -> None:
+    for seed in range(20):
+        exchange = copies.copy_exchange(fillers(seed), script=script)
+        assert exchange.answer in exchange.question
+
+
+def test_a_call_fits_one_of_the_schemas() -> None:
+    for seed in range(200):
+        dialogue = tools.tools(fillers(seed))
+        offered = {schema["function"]["name"]: schema["function"] for schema in dialogue.tools}
+        for message in dialogue.messages:
+            for call in message.get("tool_calls", ()):
+                called = call["function"]
+                assert (
+                    called["arguments"].keys() == offered[called["name"]]["parameters"]["properties"].keys()
+                )
+
+
+def test_an_answer_in_json_can_be_read() -> None:
+    for seed in range(100):
+        assert isinstance(json.loads(objects.objects(fillers(seed)).answer), dict)
