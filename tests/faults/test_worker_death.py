@@ -148,7 +148,7 @@ def _live_worker(serve: Process) -> psutil.Process:
 
 def kill_under_streams(serve: Process, url: str) -> None:
     """One round: streams flow, the worker is killed, everyone is told, a new worker serves."""
-    streams = open_streams(url, "Tell me a very long story.", ignore_eos=True)
+    streams = open_streams(url, "Count from 1 to 200.", ignore_eos=True)
     with watched_health(url):
         killed_at = time.monotonic()
         _live_worker(serve).kill()
