@@ -1,6 +1,6 @@
 """Training: AdamW and Muon on batches of about 2,048 tokens, with checkpoints from which it resumes.
 
-The layers' matrices are stepped by Muon, which needs far fewer tokens than AdamW; embeddings, norms,
+The layers' matrices are stepped by Muon, known to need fewer tokens than AdamW; embeddings, norms,
 convolutions and what is not a layer by AdamW. The learning rate is warmed up, held, and then let down to
 zero over the last two fifths, so that the end can be moved while it runs.
 """
