@@ -1,4 +1,4 @@
-"""The embedded model over HTTP: what a dropped message, a lost system prompt or half a character would spoil."""
+"""The embedded model over HTTP: a dropped message, a lost system prompt or half a character would show."""
 
 from __future__ import annotations
 
