@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import psutil
@@ -75,7 +76,7 @@ async def _read_all(port: int, request: bytes, streams: int) -> int:
     counts = []
     for _ in range(streams):
         done: asyncio.Future[int] = loop.create_future()
-        await loop.create_connection(lambda done=done: Reader(request, done), "127.0.0.1", port)  # type: ignore[misc]
+        await loop.create_connection(partial(Reader, request, done), "127.0.0.1", port)
         counts.append(done)
     return sum(await asyncio.gather(*counts))
 

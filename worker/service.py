@@ -102,19 +102,23 @@ class Service:
         self._outbox.put(Loading(incarnation=self._incarnation, done=done, total=total))
 
     def _make_loop(self, model: Model) -> Loop:
-        rows_max = min(self._settings.max_running, model.facts.rows_max or self._settings.max_running)
         self._pool = PreparerPool(model.open_preparer)
         self._facts = model.facts
         self._outbox.put(self._ready(model.facts))
         return Loop(
             model=model,
-            scheduler=Scheduler(rows_max=rows_max, prefill_tokens=self._settings.prefill_tokens),
+            scheduler=Scheduler(
+                rows_max=self._rows_max(model.facts), prefill_tokens=self._settings.prefill_tokens
+            ),
             incarnation=self._incarnation,
             inbox=self._inbox,
             publish=self._outbox.put,
             backlog=self._outbox.depth,
             counters=self._counters,
         )
+
+    def _rows_max(self, facts: Facts) -> int:
+        return min(self._settings.max_running, facts.rows_max or self._settings.max_running)
 
     # --- the I/O thread ---
 
@@ -220,7 +224,7 @@ class Service:
             incarnation=self._incarnation,
             model=facts.name,
             context_length=facts.context_length,
-            running_max=min(self._settings.max_running, facts.rows_max or self._settings.max_running),
+            running_max=self._rows_max(facts),
             parameters=facts.parameters,
             capabilities=facts.capabilities,
         )
