@@ -12,6 +12,7 @@ import torch
 
 from recipes.pocket.dialogue import Image, encode
 from recipes.pocket.synthesize import Phase, draw_dialogue
+from recipes.pocket.tokenizer import letter_pieces
 
 PATCH, MERGE, FRAMES = 16, 2, 2
 _POOL_TOKENS = 80_000
@@ -53,11 +54,12 @@ def vision_inputs(images: list[Image]) -> tuple[torch.Tensor, torch.Tensor]:
 def stream(tokenizer: Any, phase: Phase, batch_tokens: int, longest: int, seed: str) -> Iterator[Batch]:
     """Batches without end. A pool is drawn, sorted by length, cut into batches, and these are shuffled."""
     pools = 0
+    pieces = letter_pieces(tokenizer)
     while True:
         pool: list[_Example] = []
         tokens = 0
         while tokens < _POOL_TOKENS:
-            dialogue = draw_dialogue(f"{seed} {pools} {len(pool)}", phase)
+            dialogue = draw_dialogue(f"{seed} {pools} {len(pool)}", phase, pieces)
             ids, learnt = encode(dialogue, tokenizer)
             # A slot that was skipped still counts, or the same seed would be drawn again.
             kept = len(ids) <= longest

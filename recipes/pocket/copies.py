@@ -37,7 +37,7 @@ def count_exchange(fill: Fillers, longest: int = 30) -> Exchange:
     """Counts upwards; the pairs of first and last number are split between training and evaluation."""
     while True:
         # Short ones most often: to stop in time is harder than to go on.
-        length = fill.number(1, fill.pick((6, 12, longest)))
+        length = fill.number(1, fill.pick((6, 12, longest, longest)))
         first = fill.pick((1, 1, fill.number(0, 30), fill.number(0, 999)))
         last = first + length - 1
         # The trial that others make is one of length only, and would else be held out or not by chance.

@@ -93,11 +93,15 @@ _KOREAN = _table("euc_kr", 0xB0, 0xC9)
 
 
 class Fillers:
-    """Draws fillers of one side: for training, or (`held_out`) for evaluation."""
+    """Draws fillers of one side: for training, or (`held_out`) for evaluation.
 
-    def __init__(self, draw: random.Random, held_out: bool = False) -> None:
+    `pieces`: the tokenizer's tokens of letters. Words made of them bring in the tokens that are rare elsewhere.
+    """
+
+    def __init__(self, draw: random.Random, held_out: bool = False, pieces: Sequence[str] = ()) -> None:
         self.draw = draw
         self.held_out = held_out
+        self.pieces = pieces
 
     def pick(self, options: Sequence[_T]) -> _T:
         return options[int(self.draw.random() * len(options))]
@@ -179,6 +183,8 @@ class Fillers:
         return text + (self.pick(consonants) if self.chance(0.5) else "")
 
     def _bit(self) -> str:
+        if self.pieces and self.chance(0.6):
+            return self.pick(self.pieces)
         word = self.pick(_dictionary())
         start = self.number(0, max(0, len(word) - 3))
         return word[start : start + self.number(2, 6)]

@@ -68,6 +68,9 @@ class Picture:
         pixels[:] = _shade(fill, self.ground)
         if self.shape is not None:
             cover = _cover(fill, self.shape, self.height, self.width)[..., None]
+            if fill.chance(0.3):
+                # Drawing programs that do not smooth edges.
+                cover = np.round(cover)
             pixels = pixels * (1 - cover) + _shade(fill, self.colour) * cover
         return np.clip(pixels, 0, 255).astype(np.uint8)
 

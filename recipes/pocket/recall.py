@@ -154,7 +154,7 @@ def recall(fill: Fillers) -> Dialogue:
             messages += turns(_other(fill))
         messages += turns(Exchange(fact.question, fact.answer))
     thought = f"The user asks for the {asked[-1].topic}. I know it."
-    if fill.chance(0.12):
+    if fill.chance(0.25):
         unknown = _unknown(fill, {fact.topic for fact in facts})
         messages += turns(unknown)
         thought = unknown.thought

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from recipes.pocket import copies, objects, pictures, recall, talk, tools
@@ -31,19 +31,19 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
 MIXTURES: dict[Phase, dict[str, float]] = {
     "short": {"copies": 40, "recall": 30, "objects": 10, "tools": 10, "talk": 5, "picture": 5},
     "mixed": {
-        "copies": 24, "long_copy": 2, "spelling": 1, "counting": 8, "recall": 20, "tools": 26, "objects": 18,
-        "talk": 5, "noise": 2, "picture": 40, "pair": 14,
+        "copies": 24, "long_copy": 2, "spelling": 3, "counting": 6, "recall": 20, "tools": 28, "objects": 20,
+        "talk": 5, "noise": 2, "picture": 36, "pair": 14,
     },
     "long": {
-        "copies": 36, "long_copy": 3, "spelling": 1, "counting": 8, "long_counting": 4, "recall": 18,
-        "tools": 24, "objects": 18, "talk": 4, "noise": 2, "long_noise": 0.5, "picture": 40, "pair": 14,
+        "copies": 36, "long_copy": 3, "spelling": 3, "counting": 6, "long_counting": 3, "recall": 20,
+        "tools": 28, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 36, "pair": 14,
     },
 }  # fmt: skip
 
 
-def draw_dialogue(seed: str, phase: Phase) -> Dialogue:
+def draw_dialogue(seed: str, phase: Phase, pieces: Sequence[str] = ()) -> Dialogue:
     """The dialogue of `seed`: the same on every machine."""
-    fill = Fillers(random.Random(seed))
+    fill = Fillers(random.Random(seed), pieces=pieces)
     mixture = MIXTURES[phase]
     family = fill.draw.choices(list(mixture), list(mixture.values()))[0]
     return with_thinking(MAKERS[family](fill), fill)

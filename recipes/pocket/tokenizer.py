@@ -38,6 +38,12 @@ def make_tokenizer(folder: Path, context_tokens: int, seed: int = 0) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
+def letter_pieces(tokenizer: Any) -> tuple[str, ...]:
+    """The tokens that are nothing but two or more Latin letters, in the order of the vocabulary."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    return tuple(token for token, _ in vocabulary if len(token) > 1 and token.isascii() and token.isalpha())
+
+
 def _dialogues(tokenizer: Any, seed: int, count: int = 3000) -> list[str]:
     dialogues = (draw_dialogue(f"tokenizer {seed} {index}", "mixed") for index in range(count))
     return [prompt_text(dialogue, tokenizer) + dialogue.target for dialogue in dialogues]

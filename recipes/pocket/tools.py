@@ -184,14 +184,14 @@ def tools(fill: Fillers) -> Dialogue:
     thought = "No tool is needed."
     asked = fill.draw.sample(offered, min(len(offered), fill.number(1, 3)))
     for use in asked:
-        if fill.chance(0.2):
+        if fill.chance(0.3):
             messages += _without_tool(fill)
         messages += [user(use.question), call(use.name, use.arguments)]
         thought = f"I call {use.name}."
         if use is not asked[-1] or fill.chance(0.6):
             messages += [tool_result(use.result), assistant(use.answer)]
             thought = "The tool has answered."
-    if messages[-1].get("content") and fill.chance(0.2):
+    if messages[-1].get("content") and fill.chance(0.3):
         messages += _without_tool(fill)
         thought = "No tool fits."
     schemas = [use.schema for use in offered]
@@ -200,6 +200,6 @@ def tools(fill: Fillers) -> Dialogue:
 
 def _without_tool(fill: Fillers) -> list[Message]:
     """Talk that needs no tool, or a question that none of the tools can answer."""
-    if fill.chance(0.45):
+    if fill.chance(0.35):
         return turns(talk_exchange(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))
     return [user(_lookup(fill).question), assistant(NO_TOOL)]

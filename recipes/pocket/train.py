@@ -23,20 +23,20 @@ from recipes.pocket.synthesize import Phase
 
 _WARM_UP = 80
 _DECAY_SHARE = 0.4
-_CHECKPOINT_EVERY = 100
+_CHECKPOINT_EVERY = 200
 
 
 @dataclass(frozen=True)
 class Plan:
     """How long to train and on what."""
 
-    steps: int = 3500
+    steps: int = 12000
     batch_tokens: int = 2048
     muon_rate: float = 5e-3
     adam_rate: float = 2.5e-3
-    mixed_from: float = 0.2
+    mixed_from: float = 0.15
     """Share of the steps after which the mixture is `mixed`."""
-    long_from: float = 0.8
+    long_from: float = 0.6
     threads: int = 2
 
 
