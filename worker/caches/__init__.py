@@ -1,0 +1,1 @@
+"""Caches of many rows: laid out for decoding together, over whatever mix of layers upstream makes."""
