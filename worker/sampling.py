@@ -1,149 +1,183 @@
-"""One sampler for a whole batch: every row by its own settings, in one pass.
+"""One sampler for a whole batch: every row by its own settings, without waiting for the device.
 
-A row's token depends on its logits, its settings, its seed and its position, and on nothing else: no state is
-kept between calls, and no row sees another. The order is that of `mlx_lm.sample_utils.make_sampler`:
-log-probabilities, then top-p, min-p and top-k, and only then the temperature.
+A row's token depends on its logits, its settings, its seed, its position and the tokens before it: no row
+sees another. Rows that need the same work are drawn together, and none pays for what only another needs.
+
+The order is that of `mlx_lm`: bias, penalties, then top-p, min-p and top-k on the probabilities at
+temperature 1, and only then the temperature.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from worker.contract import Draw
+from worker.contract import Draw, Likelihood
+from worker.distribution import Distribution, Filters, filters_of, mixed, most_likely, uniforms_at
+from worker.penalties import Bias, Counts, Penalties, is_penalized
+from worker.ranking import leading, normalizer
 
 TEMPERATURE_MIN = 1e-5
 """Below it the most likely token is drawn: dividing by less leaves nothing else, or overflows."""
 
-_MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+
+class Row:
+    """What samplers know of one request, from its start to its end."""
+
+    def __init__(self, draw: Draw, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """`tokens`: its prompt, the first `prompt_tokens` of them, and what it has answered already."""
+        self.draw = draw
+        self.seed = mixed(draw.seed)
+        self.counts = Counts(tokens, prompt_tokens) if is_penalized(draw) else None
+        self._prompt_tokens = prompt_tokens
+
+    def forced(self, position: int) -> int | None:
+        """The token that must stand at a position of the sequence, if there is one."""
+        index = position - self._prompt_tokens
+        return self.draw.forced[index] if index < len(self.draw.forced) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one step draws. Lazy: nothing is evaluated."""
+
+    tokens: mx.array
+    """[rows] uint32."""
+    arrays: list[mx.array]
+    """All else that is to be evaluated with the step."""
+    reports: list[_Report] = field(default_factory=list)
+
+    def likelihoods(self) -> dict[int, Likelihood]:
+        """Of the rows that ask for them, by the row's index in the batch. Waits for the step."""
+        return {row: likelihood for report in self.reports for row, likelihood in report.read()}
 
 
 class Sampler:
     """Draws one token for each row of a batch. Built anew whenever the rows change."""
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
-        """`draws`: the settings of each row, in the order of the rows of the logits."""
-        rows = [row for row, draw in enumerate(draws) if not _is_greedy(draw)]
-        drawn = [draws[row] for row in rows]
-        self._positions = rows
-        self._seeds = [_mix(draw.seed) for draw in drawn]
-        self._rows = None if len(rows) == len(draws) else mx.array(rows, mx.uint32)
-        self._scale = _column([1 / draw.temperature for draw in drawn])
-        self._min_p = _min_p_column(drawn)
-        self._ranking = _Ranking(drawn) if any(_is_ranked(draw) for draw in drawn) else None
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """`rows`: in the order of the rows of the logits. None may belong to another, unreleased sampler."""
+        members: dict[_Needs, list[int]] = {}
+        for index, row in enumerate(rows):
+            members.setdefault(_needs(row.draw), []).append(index)
+        self._rows = rows
+        self._groups = [_Group(needs, indices, rows) for needs, indices in members.items()]
+        order = [index for group in self._groups for index in group.members]
+        # Where the groups' tokens, one after the other, have that of each row.
+        self._places = mx.argsort(mx.array(order, mx.uint32)) if order != list(range(len(rows))) else None
+        self._forced = [index for index, row in enumerate(rows) if row.draw.forced]
+        self._reported = [index for index, row in enumerate(rows) if row.draw.logprobs is not None]
 
-    def __call__(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """Tokens [rows] uint32 for `logits` [rows, vocabulary], drawn at `positions` of the sequences.
+    def __call__(self, logits: mx.array, positions: Sequence[int]) -> Sampled:
+        """Draw from `logits` [rows, vocabulary], at least one row, at `positions` of the sequences.
 
-        Lazy: nothing is evaluated. A row whose logits are not finite gets some token, the others theirs.
+        A row whose logits are not finite gets some token, the others theirs.
         """
-        if not self._seeds:
-            return _most_likely(logits)
-        keys = mx.array(
-            [_key(seed, positions[row]) for seed, row in zip(self._seeds, self._positions, strict=True)],
-            mx.uint32,
-        )
-        if self._rows is None:
-            return self._draw(logits, keys)
-        tokens = _most_likely(logits)
-        tokens[self._rows] = self._draw(logits[self._rows], keys)
-        return tokens
+        parts = [group.draw(logits, positions) for group in self._groups]
+        tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        if self._places is not None:
+            tokens = tokens[self._places]
+        tokens = self._with_forced(tokens, positions)
+        counts = [group.count(tokens) for group in self._groups if group.penalties]
+        reports = [self._report(logits, tokens)] if self._reported else []
+        return Sampled(tokens, [*counts, *(array for report in reports for array in report.arrays)], reports)
 
-    def _draw(self, logits: mx.array, keys: mx.array) -> mx.array:
-        return mx.vmap(_categorical)(self.filtered(logits) * self._scale, keys)
+    def release(self) -> None:
+        """The rows take back what they have lent. To be called before another sampler is built of them."""
+        for group in self._groups:
+            if group.penalties:
+                group.penalties.release()
 
-    def filtered(self, logits: mx.array) -> mx.array:
-        """Log-probabilities [rows that draw, vocabulary] float32, -inf where a filter drops the token.
+    def _with_forced(self, tokens: mx.array, positions: Sequence[int]) -> mx.array:
+        forced = {index: self._rows[index].forced(positions[index]) for index in self._forced}
+        self._forced = [index for index, token in forced.items() if token is not None]
+        if not self._forced:
+            return tokens
+        values = [forced.get(index) for index in range(len(self._rows))]
+        chosen = mx.array([value or 0 for value in values], mx.uint32)
+        return mx.where(mx.array([value is not None for value in values]), chosen, tokens)
 
-        Each filter keeps what lies above some log-probability: together, what lies above the highest bar.
-        """
+    def _report(self, logits: mx.array, tokens: mx.array) -> _Report:
+        asked = [cast(int, self._rows[index].draw.logprobs) for index in self._reported]
+        if len(asked) < len(self._rows):
+            chosen = mx.array(self._reported, mx.uint32)
+            logits, tokens = logits[chosen], tokens[chosen]
         logits = logits.astype(mx.float32)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        bars = []
-        if self._min_p is not None:
-            bars.append(mx.max(logprobs, axis=-1, keepdims=True) + self._min_p)
-        if self._ranking is not None:
-            bars.append(self._ranking(logprobs))
-        for bar in bars:
-            logprobs = mx.where(logprobs < bar, -mx.inf, logprobs)
-        return logprobs
+        total = normalizer(logits)
+        arrays = [mx.take_along_axis(logits, tokens[:, None], axis=-1) - total]
+        if width := max(asked):
+            top, values = leading(logits, width)
+            arrays += [top, values - total]
+        return _Report(self._reported, asked, arrays)
 
 
-class _Ranking:
-    """Where top-p and top-k cut: both ask for the tokens in the order of their likelihood."""
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """The likelihoods of some rows of a batch. `asked`: how many tokens beside the drawn one each is to have.
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
-        ranked = [draw for draw in draws if _is_ranked(draw)]
-        # Sorting a whole vocabulary costs ten times as much as finding its first few.
-        self._width = max(draw.top_k for draw in ranked) if all(draw.top_k for draw in ranked) else None
-        # A row that asks for neither keeps everything, whatever its neighbours ask for.
-        self._off = None if len(ranked) == len(draws) else mx.array([[not _is_ranked(d)] for d in draws])
-        # The mass above a token may round to 1 before the last token: "off" must be out of its reach.
-        self._top_p = _column([draw.top_p if draw.top_p < 1 else math.inf for draw in draws])
-        self._top_k = mx.array([[draw.top_k or 2**31 - 1] for draw in draws], mx.int32)
-
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        """The lowest log-probability kept in each row: [rows, 1]; equals at the bar are all kept."""
-        vocabulary = logprobs.shape[-1]
-        if self._width is not None and self._width < vocabulary:
-            logprobs = mx.topk(logprobs, self._width, axis=-1)
-        ordered = mx.sort(logprobs, axis=-1)[:, ::-1]
-        mass_above = mx.cumsum(mx.exp(ordered), axis=-1, inclusive=False)
-        within = mx.sum(mass_above < self._top_p, axis=-1, keepdims=True)
-        kept = mx.clip(mx.minimum(within.astype(mx.int32), self._top_k), 1, None)
-        bar = mx.take_along_axis(ordered, kept - 1, axis=-1)
-        return bar if self._off is None else mx.where(self._off, -mx.inf, bar)
-
-
-def _most_likely(logits: mx.array) -> mx.array:
-    """Tokens [rows] uint32, as upstream's greedy sampler picks them.
-
-    Upstream compares log-probabilities. In a 16-bit type the subtraction can round two different logits to
-    one value, and the first of the two wins; in float32 it all but cannot, and is saved.
+    `arrays`: of the drawn tokens [rows, 1], and if any row asks for more the likeliest tokens and theirs
+    [rows, most asked].
     """
-    if logits.dtype != mx.float32:
-        logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return mx.argmax(logits, axis=-1)
+
+    members: list[int]
+    asked: list[int]
+    arrays: list[mx.array]
+
+    def read(self) -> Iterator[tuple[int, Likelihood]]:
+        drawn, *top = [cast("list[list[Any]]", array.tolist()) for array in self.arrays]
+        tokens, values = top or ([[]] * len(drawn),) * 2
+        for place, (row, count) in enumerate(zip(self.members, self.asked, strict=True)):
+            pairs = zip(tokens[place][:count], values[place][:count], strict=True)
+            yield row, Likelihood(drawn[place][0], tuple(pairs))
 
 
-def _categorical(logits: mx.array, key: mx.array) -> mx.array:
-    return mx.random.categorical(logits, key=key)
+class _Needs(NamedTuple):
+    """What has to be done for a row. `filters` None: it is greedy."""
+
+    is_penalized: bool
+    is_biased: bool
+    filters: Filters | None
 
 
-def _key(mixed_seed: int, position: int) -> tuple[int, int]:
-    """The threefry key of a position: two words of 32 bits.
-
-    SplitMix64 (Steele et al., 2014): the mixed seed is the start of a sequence, the position the step in it.
-    For one seed no two positions share a key; for two seeds keys meet by a chance of 2^-64.
-    """
-    mixed = _mix((mixed_seed + position * _GOLDEN) & _MASK)
-    return mixed >> 32, mixed & 0xFFFFFFFF
+def _needs(draw: Draw) -> _Needs:
+    is_greedy = draw.temperature < TEMPERATURE_MIN or draw.top_k == 1 or draw.top_p <= 0
+    return _Needs(is_penalized(draw), bool(draw.logit_bias), None if is_greedy else filters_of(draw))
 
 
-def _mix(value: int) -> int:
-    """SplitMix64's finalizer: a bijection of 64 bits in which every bit of input moves half the output."""
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+class _Group:
+    """Rows of a batch that need the same."""
 
+    def __init__(self, needs: _Needs, members: list[int], rows: Sequence[Row]) -> None:
+        chosen = [rows[index] for index in members]
+        draws = [row.draw for row in chosen]
+        self.members = members
+        self.penalties: Penalties | None = None
+        if needs.is_penalized:
+            self.penalties = Penalties(draws, [row.counts for row in chosen if row.counts])
+        self._bias = Bias(draws) if needs.is_biased else None
+        self._seeds = [row.seed for row in chosen]
+        self._chosen = mx.array(members, mx.uint32) if len(members) < len(rows) else None
+        self._distribution = Distribution(needs.filters, draws) if needs.filters else None
 
-def _is_greedy(draw: Draw) -> bool:
-    return draw.temperature < TEMPERATURE_MIN or draw.top_k == 1
+    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """The tokens of the group's rows, in the order of `members`, from the logits of the whole batch."""
+        if self._chosen is not None:
+            logits = logits[self._chosen]
+        if self._distribution or self._bias or self.penalties:
+            logits = logits.astype(mx.float32)
+        if self._bias:
+            logits = self._bias(logits)
+        if self.penalties:
+            logits = self.penalties(logits)
+        if not self._distribution:
+            return most_likely(logits)
+        keys = [(seed, positions[index]) for seed, index in zip(self._seeds, self.members, strict=True)]
+        return self._distribution(logits, mx.array([uniforms_at(*key) for key in keys], mx.float32))
 
-
-def _is_ranked(draw: Draw) -> bool:
-    return draw.top_p < 1 or draw.top_k > 0
-
-
-def _min_p_column(draws: Sequence[Draw]) -> mx.array | None:
-    if not any(draw.min_p for draw in draws):
-        return None
-    return _column([math.log(draw.min_p) if draw.min_p else -math.inf for draw in draws])
-
-
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array([[value] for value in values], mx.float32)
+    def count(self, tokens: mx.array) -> mx.array:
+        """Count what the group's rows have of the tokens of the whole batch; returns what to evaluate."""
+        assert self.penalties is not None, "the group counts nothing"
+        return self.penalties.add(tokens if self._chosen is None else tokens[self._chosen])

@@ -1,0 +1,126 @@
+"""What is done to the logits before anything is drawn: bias, and penalties for tokens that have been.
+
+How often a row has used each token is kept on the device. Between samplers a row owns its counts; a sampler
+that the row takes part in borrows them, stacked with those of its neighbours, adds each token as it is drawn
+(before anybody has read it), and gives them back. At most one sampler has them at a time.
+
+A count is twice the token's occurrences in the answer, plus one if the prompt has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from worker.contract import Draw
+
+_IN_PROMPT = 1
+_ANSWER_SHIFT = 1
+_IN_ANSWER = 1 << _ANSWER_SHIFT
+
+
+def is_penalized(draw: Draw) -> bool:
+    """Whether a request's draws depend on the tokens before them."""
+    return draw.repetition_penalty != 1 or draw.presence_penalty != 0 or draw.frequency_penalty != 0
+
+
+class Counts:
+    """How often one row has used each token: [vocabulary] uint32, made when the vocabulary is known."""
+
+    def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """`tokens`: the prompt, the first `prompt_tokens` of them, and what has been answered."""
+        self._used: tuple[Sequence[int], Sequence[int]] | None = (
+            tokens[:prompt_tokens],
+            tokens[prompt_tokens:],
+        )
+        self._counts: mx.array | None = None
+
+    def borrow(self, vocabulary: int) -> mx.array:
+        """The counts, which are not kept here: until they are given back there are none."""
+        if self._used is not None:
+            prompt, answer = (_ids(tokens, vocabulary) for tokens in self._used)
+            self._used = None
+            counts = mx.zeros(vocabulary, mx.uint32)
+            return counts.at[prompt].maximum(_IN_PROMPT).at[answer].add(_IN_ANSWER)
+        assert self._counts is not None, "another sampler has the counts of this row"
+        counts, self._counts = self._counts, None
+        return counts
+
+    def give_back(self, counts: mx.array) -> None:
+        """As they stand after the last token drawn."""
+        self._counts = counts
+
+
+class Penalties:
+    """The penalties of some rows of a batch."""
+
+    def __init__(self, draws: Sequence[Draw], counts: Sequence[Counts]) -> None:
+        self._owners = counts
+        self._counts: mx.array | None = None
+        self._rows = mx.arange(len(draws))
+        self._presence = _column([draw.presence_penalty for draw in draws])
+        self._frequency = _column([draw.frequency_penalty for draw in draws])
+        repeats = [draw.repetition_penalty for draw in draws]
+        self._repetition = _column(repeats) if any(penalty != 1 for penalty in repeats) else None
+        self._is_answer_counted = any(draw.presence_penalty or draw.frequency_penalty for draw in draws)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Penalized `logits` [rows, vocabulary] float32. Dividing by 1 and subtracting 0 change nothing.
+
+        Without selections: on a CPU those that cannot be predicted take ten times as long as arithmetic.
+        """
+        if self._counts is None:
+            self._counts = mx.stack([owner.borrow(logits.shape[-1]) for owner in self._owners])
+        if self._repetition is not None:
+            penalty = 1 + (self._repetition - 1) * mx.minimum(self._counts, 1)
+            logits = mx.maximum(logits, 0) / penalty + mx.minimum(logits, 0) * penalty
+        if self._is_answer_counted:
+            answered = self._counts >> _ANSWER_SHIFT
+            logits = logits - self._frequency * answered - self._presence * mx.minimum(answered, 1)
+        return logits
+
+    def add(self, tokens: mx.array) -> mx.array:
+        """Count `tokens` [rows], drawn from the logits of the last call. Returns what is to be evaluated."""
+        assert self._counts is not None, "tokens were counted before any were drawn"
+        self._counts = self._counts.at[self._rows, tokens].add(_IN_ANSWER)
+        return self._counts
+
+    def release(self) -> None:
+        """Each row takes its counts back."""
+        if self._counts is None:
+            return
+        for row, owner in enumerate(self._owners):
+            owner.give_back(self._counts[row])
+        self._counts = None
+
+
+class Bias:
+    """What some rows of a batch add to the logits of single tokens; minus infinity bans one."""
+
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        entries = [(row, *entry) for row, draw in enumerate(draws) for entry in draw.logit_bias]
+        self._rows = np.array([row for row, _, _ in entries], np.int64)
+        self._tokens = np.array([token for _, token, _ in entries], np.int64)
+        self._values = np.array([value for _, _, value in entries], np.float32)
+        self._scatter: tuple[mx.array, mx.array, mx.array] | None = None
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Biased `logits` [rows, vocabulary] float32. Tokens beyond the vocabulary are passed over."""
+        if self._scatter is None:
+            known = (self._tokens >= 0) & (self._tokens < logits.shape[-1])
+            rows, tokens = (mx.array(each[known].astype(np.uint32)) for each in (self._rows, self._tokens))
+            self._scatter = rows, tokens, mx.array(self._values[known])
+        rows, tokens, values = self._scatter
+        return logits.at[rows, tokens].add(values)
+
+
+def _ids(tokens: Sequence[int], vocabulary: int) -> mx.array:
+    # Placeholders of images may lie beyond the logits, and MLX does not check where it writes.
+    ids = np.asarray(tokens, np.int64)
+    return mx.array(ids[(ids >= 0) & (ids < vocabulary)].astype(np.uint32))
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array([[value] for value in values], mx.float32)
