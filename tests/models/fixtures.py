@@ -9,12 +9,23 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-_SOURCES = ("chat_template.jinja", "configs.py", "corpus.py", "make.py", "tokenizer.py", "weights.py")
+_SOURCES = (
+    "chat_template.jinja",
+    "configs.py",
+    "corpus.py",
+    "make.py",
+    "tokenizer.py",
+    "weights.py",
+    "zoo.py",
+    "zoo_attention.py",
+    "zoo_parts.py",
+    "zoo_states.py",
+)
 _LIBRARIES = ("mlx", "mlx-lm", "tokenizers")
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder, to be read only, of `name` (`dense`, `hybrid` or `sliding`) with seed 0.
+    """Return the folder, to be read only, of `name` with seed 0: of `dense`, `hybrid`, `sliding` or the zoo.
 
     The first call ever takes a few seconds. Safe to call from several processes at once: whoever renames
     first wins, the others drop theirs. Raises ValueError for another name.

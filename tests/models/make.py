@@ -14,26 +14,30 @@ from typing import Any
 
 import mlx.core as mx
 
-from tests.models.configs import CONFIGS, context_tokens, generation_config
-from tests.models.tokenizer import save_tokenizer, train_tokenizer
-from tests.models.weights import draw_weights
+from tests.models.configs import CONFIGS, Config, context_tokens, generation_config
+from tests.models.tokenizer import END_OF_TURN, PADDING, save_tokenizer, train_tokenizer
+from tests.models.weights import draw_weights, quantized
+from tests.models.zoo import ZOO
 
 NAMES = tuple(CONFIGS)
+"""The three that most tests use."""
 
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     """Write the model called `name` into `folder`, made if absent, and return `folder`.
 
-    `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text); all float32 and under 3 MB.
-    Raises ValueError for another name.
+    `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text), and the zoo has one for each other
+    kind of cache; all float32 (or quantized) and under 4 MB. Raises ValueError for another name.
     """
-    if name not in CONFIGS:
-        raise ValueError(f"no model is called {name!r}; there are {', '.join(NAMES)}")
+    if name not in NAMES and name not in ZOO:
+        raise ValueError(f"no model is called {name!r}; there are {', '.join((*NAMES, *ZOO))}")
     # transformers encodes every Qwen3.5 prompt in NFC whatever its tokenizer.json says; let it say so.
     tokenizer = train_tokenizer(normalize=name == "hybrid")
     ids = tokenizer.get_vocab()
-    config = CONFIGS[name](ids)
+    config = _config(name, ids)
     weights = draw_weights(config, tokenizer, seed)
+    if "quantization" in config:
+        weights = quantized(config, weights)
 
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, folder, context_tokens(config))
@@ -43,13 +47,19 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def _config(name: str, ids: dict[str, int]) -> Config:
+    if name in CONFIGS:
+        return CONFIGS[name](ids)
+    return ZOO[name] | {"eos_token_id": ids[END_OF_TURN], "pad_token_id": ids[PADDING]}
+
+
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Write a tiny random-weight model.")
-    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("name", choices=(*NAMES, *ZOO))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

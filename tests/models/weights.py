@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.utils import quantize_model
 from tokenizers import Tokenizer
 
 from tests.models.tokenizer import ADDED_TOKENS, token_bytes
@@ -23,6 +24,21 @@ _FRAGMENT = 0.7
 _QUIET = 0.1
 # Attention scores of standard deviation 3: each head looks at a few places instead of averaging them all.
 _QUERY_KEY_NORM = 1.7
+
+# The names that upstream's models give to one and the same thing.
+_EMBEDDINGS = ("embed_tokens", "embedding", "embeddings", "word_embeddings")
+_FINAL_NORMS = ("model.norm", "norm_f", "final_layernorm", "final_norm", "embedding_norm", "output_norm")
+_OUTLETS = (
+    "o_proj",
+    "out_proj",
+    "down_proj",
+    "linear_out",
+    "output_linear",
+    "fc2",
+    "o_b_proj",
+    "w2",
+    "value",
+)
 
 
 @dataclass(frozen=True)
@@ -40,13 +56,22 @@ class Scales:
     norm_offset: float = 0.0
     """What the architecture itself adds to a norm's weight."""
     head: float = 0.5
+    query: float = 1.0
+    """Gain of the queries, for attention that has no norm to set the width of its scores."""
 
 
 SCALES = {
     "qwen3": Scales(embedding=1.0, final_norm=1.0, branch=2.0),
     "qwen3_5": Scales(embedding=0.1, final_norm=5.0, branch=2.0),
     "gemma3_text": Scales(embedding=0.02, final_norm=25.0, branch=1.0, norm_offset=1.0),
+    "gemma3n": Scales(embedding=0.02, final_norm=25.0, branch=1.0),
+    "gemma4_text": Scales(embedding=0.02, final_norm=25.0, branch=1.0),
+    "recurrent_gemma": Scales(embedding=0.02, final_norm=25.0, branch=1.0, norm_offset=1.0, query=3.0),
+    # Loading it makes every row of the output layer one unit long.
+    "baichuan_m1": Scales(embedding=1.0, final_norm=4.0, branch=2.0, query=3.0),
 }
+_UNTIED = Scales(embedding=1.0, final_norm=1.0, branch=2.0, query=3.0)
+_TIED = Scales(embedding=0.1, final_norm=5.0, branch=2.0, query=3.0)
 
 
 def new_model(config: dict[str, Any]) -> Any:
@@ -54,6 +79,14 @@ def new_model(config: dict[str, Any]) -> Any:
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     # Upstream's argument classes rewrite the dictionaries they are given.
     return module.Model(module.ModelArgs.from_dict(copy.deepcopy(config)))
+
+
+def quantized(config: dict[str, Any], weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the parameters of the same model when upstream quantizes it as `config["quantization"]` says."""
+    model = new_model(config)
+    model.load_weights(list(weights.items()))
+    model, _ = quantize_model(model, {}, **config["quantization"])
+    return dict(tree_flatten(model.parameters()))
 
 
 def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dict[str, mx.array]:
@@ -65,14 +98,14 @@ def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dic
     if config["tie_word_embeddings"]:
         # Gemma 3's constructor makes an output layer that loading drops again.
         shapes.pop("lm_head.weight", None)
-    scales = SCALES[config["model_type"]]
+    scales = SCALES.get(config["model_type"], _TIED if config["tie_word_embeddings"] else _UNTIED)
     with mx.stream(mx.cpu):
         keys = mx.random.split(mx.random.key(seed), len(shapes))
         weights = {
             name: _draw(name, shapes[name], key, scales)
             for name, key in zip(sorted(shapes), keys, strict=True)
         }
-        output = next(name for name in shapes if name.endswith(_output_name(config)))
+        output = next(name for name in shapes if name.endswith(_output_names(config)))
         weights[output] *= mx.array(loudness(tokenizer, weights[output].shape[0]))[:, None]
         mx.eval(weights)
     return weights
@@ -99,8 +132,10 @@ def _loudness_of(piece: bytes) -> float:
     return _LOUD if visible else _QUIET
 
 
-def _output_name(config: dict[str, Any]) -> str:
-    return "embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+def _output_names(config: dict[str, Any]) -> tuple[str, ...]:
+    if config["tie_word_embeddings"]:
+        return tuple(f"{name}.weight" for name in _EMBEDDINGS)
+    return ("lm_head.weight",)
 
 
 def _draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
@@ -113,26 +148,36 @@ def _distribution(name: list[str], shape: tuple[int, ...], scales: Scales) -> tu
     match name:
         case [*_, "A_log"]:
             return -1.5, 1.5
-        case [*_, "dt_bias"]:
+        case [*_, "dt_bias"] | [*_, "dt_proj", "bias"] | [*_, "w_lora", "lora", _, "bias"]:
             # Together with A_log: states that fade over three to a thousand tokens. Upstream's own initial
             # values forget everything within one.
             return -2.5, 1.5
-        case [*_, "conv1d", _]:
+        case [*_, "recurrent_param"]:
+            return -4.0, 1.5
+        case [*_, "conv1d" | "conv_1d" | "conv", _] | [*_, "conv_k" | "conv_v"]:
             return 0.0, _spread(0.5)
-        case [*_, "embed_tokens", _]:
-            return 0.0, _spread(scales.embedding)
-        case ["lm_head", _]:
-            return 0.0, _spread(scales.head)
-        case [*_, "model", "norm", _]:
+        case [*_, "bias"]:
+            return 0.0, 0.1
+        case [*_, "weight"] if ".".join(name[:-1]).endswith(_FINAL_NORMS):
             return scales.final_norm - scales.norm_offset, 0.1 * scales.final_norm
         case [*_, "q_norm" | "k_norm", _]:
             return _QUERY_KEY_NORM - scales.norm_offset, 0.2
-        case _ if len(shape) == 1:
+        case _ if len(shape) <= 1 or name[-2].endswith("norm"):
             return 1.0 - scales.norm_offset, 0.1
-        case [*_, "o_proj" | "out_proj" | "down_proj", _]:
-            return 0.0, _spread(scales.branch / math.sqrt(shape[-1]))
         case _:
-            return 0.0, _spread(1 / math.sqrt(shape[-1]))
+            return 0.0, _spread(_deviation(name, shape, scales))
+
+
+def _deviation(name: list[str], shape: tuple[int, ...], scales: Scales) -> float:
+    if name[-2] in _EMBEDDINGS:
+        return scales.embedding
+    if name[-2] == "lm_head":
+        return scales.head
+    if name[-2] in ("q_proj", "q_b_proj"):
+        return scales.query / math.sqrt(shape[-1])
+    if name[-2] in _OUTLETS:
+        return scales.branch / math.sqrt(shape[-1])
+    return 1 / math.sqrt(shape[-1])
 
 
 def _spread(deviation: float) -> float:

@@ -1,0 +1,14 @@
+"""One tiny config for each kind of layer and cache that mlx-lm ships, and for the mixes of them.
+
+Windows and chunks are a few tokens, so that a short prompt leaves them; recurrent states fade slowly; experts
+are few, so that every one is used. Sizes are what upstream's Metal kernels take: heads of the recurrences are
+multiples of 32 wide.
+"""
+
+from __future__ import annotations
+
+from tests.models.configs import Config
+from tests.models.zoo_attention import FULL, LATENT_ATTENTION, OWN_CACHE, SLIDING
+from tests.models.zoo_states import MIXED, STATES
+
+ZOO: dict[str, Config] = FULL | LATENT_ATTENTION | SLIDING | STATES | MIXED | OWN_CACHE

@@ -1,0 +1,251 @@
+"""Random lives of rows on the tiny models of every architecture, held against upstream alone.
+
+    python -m tests.worker.zoo --seeds 100 --architecture jamba --architecture llama4
+
+plays a hundred seeds on each (on all without `--architecture`) and tells every row that differs, with the gap
+between the two tokens' logits where upstream stood: a gap near zero is a tie that rounding decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tests.models.configs import CONFIGS
+from tests.models.fixtures import model_folder
+from tests.models.zoo import ZOO
+from tests.oracle import Oracle
+from worker.contract import Draw, Engine, Model
+from worker.preload import preload_openblas
+
+ARCHITECTURES = (*CONFIGS, *ZOO)
+ROWS = 14
+"""In one scenario."""
+PROMPT_TOKENS_MAX = 120
+ANSWER_TOKENS_MAX = 32
+BUFFER_TOKENS = 256
+"""Upstream's buffers, and ours, grow by so many; a few prompts come close to it."""
+_VOCABULARY = 2000
+
+_GREEDY = Draw()
+_DRAWS = (
+    Draw(temperature=1.0),
+    Draw(temperature=0.8, top_p=0.9),
+    Draw(temperature=1.5, top_k=40, min_p=0.02),
+    Draw(temperature=1.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row's prompt and how many tokens it answers."""
+
+    name: str
+    prompt: tuple[int, ...]
+    tokens: int
+    draw: Draw = _GREEDY
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token in which a row differs from what it says alone."""
+
+    job: Job
+    index: int
+    expected: tuple[int, ...]
+    said: tuple[int, ...]
+
+
+class Life:
+    """Plays jobs on an engine, in an order that `rng` draws, and holds the engine to its contract.
+
+    A row is `waiting`, or partly `prefilled` (how many of its tokens are), or `started`. `fed` are the rows
+    that the last step has fed: those that the next one must return a token of.
+    """
+
+    def __init__(self, engine: Engine, jobs: Sequence[Job], rng: random.Random) -> None:
+        self._engine, self._rng = engine, rng
+        self._jobs = {job.name: job for job in jobs}
+        self._waiting = list(self._jobs)
+        self._prefilled: dict[str, int] = {}
+        self._started: set[str] = set()
+        self._fed: set[str] = set()
+        self.answers: dict[str, list[int]] = {name: [] for name in self._jobs}
+
+    def play(self, *, calm: bool = False) -> dict[str, list[int]]:
+        """What each row has answered when all have left; `calm`: none is cancelled or preempted."""
+        while self._waiting or self._prefilled or self._started:
+            self._arrive()
+            self._prefill()
+            self._start()
+            if not calm:
+                self._disturb()
+            if self._started:
+                self._step()
+        assert self._engine.cache_bytes() == 0
+        return self.answers
+
+    def _tokens(self, name: str) -> tuple[int, ...]:
+        return (*self._jobs[name].prompt, *self.answers[name])
+
+    def _arrive(self) -> None:
+        for name in list(self._waiting):
+            parents = [row for row in self._prefilled if self._may_begin_as(name, row)]
+            if parents and self._rng.random() < 0.8:
+                parent = self._rng.choice(parents)
+                self._engine.fork(parent, name)
+                self._prefilled[name] = self._prefilled[parent]
+            elif self._rng.random() < 0.2:
+                self._prefilled[name] = 0
+            else:
+                continue
+            self._waiting.remove(name)
+
+    def _may_begin_as(self, name: str, parent: str) -> bool:
+        done = self._prefilled[parent]
+        tokens = self._tokens(name)
+        return 0 < done < len(tokens) and tokens[:done] == self._tokens(parent)[:done]
+
+    def _prefill(self) -> None:
+        chunks = {}
+        for name, done in self._prefilled.items():
+            left = self._tokens(name)[done:-1]
+            if left and self._rng.random() < 0.7:
+                chunks[name] = left[: self._rng.randint(1, 50)]
+        if not chunks:
+            return
+        self._engine.prefill(chunks)
+        for name, chunk in chunks.items():
+            self._prefilled[name] += len(chunk)
+
+    def _start(self) -> None:
+        for name, done in list(self._prefilled.items()):
+            tokens = self._tokens(name)
+            if done == len(tokens) - 1 and self._rng.random() < 0.6:
+                job = self._jobs[name]
+                self._engine.start(name, tokens, len(job.prompt), job.draw)
+                del self._prefilled[name]
+                self._started.add(name)
+
+    def _disturb(self) -> None:
+        """Cancel some rows, and preempt some: those come again, with what they have answered."""
+        rate = 0.5 if self._rng.random() < 0.03 else 0.01
+        for name in [*self._prefilled, *sorted(self._started)]:
+            if self._rng.random() < rate:
+                self._drop(name)
+                if self._rng.random() < 0.8:
+                    self._waiting.append(name)
+
+    def _step(self) -> None:
+        tokens = self._engine.step().tokens
+        assert tokens.keys() == self._fed
+        self._fed = set(self._started)
+        for name, token in tokens.items():
+            self.answers[name].append(token)
+            if len(self.answers[name]) == self._jobs[name].tokens:
+                self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._engine.drop(name)
+        self._prefilled.pop(name, None)
+        self._started.discard(name)
+        self._fed.discard(name)
+
+
+def draw_jobs(rng: random.Random) -> list[Job]:
+    """Short and long prompts, some with the beginning of another, or all of it; a third of them sampled."""
+    prompts: list[tuple[int, ...]] = []
+    for _ in range(ROWS):
+        length = rng.choice((1, 2, rng.randint(3, 40), rng.randint(3, PROMPT_TOKENS_MAX)))
+        if rng.random() < 0.08:
+            length = rng.randint(BUFFER_TOKENS - ANSWER_TOKENS_MAX, BUFFER_TOKENS + 2)
+        prompt = tuple(rng.randrange(_VOCABULARY) for _ in range(length))
+        if prompts and rng.random() < 0.5:
+            other = rng.choice(prompts)
+            cut = rng.choice((len(other), rng.randint(1, len(other))))
+            prompt = (*other[:cut], *prompt[cut:])
+        prompts.append(prompt)
+    return [
+        Job(
+            name=f"row {row}",
+            prompt=prompt,
+            tokens=rng.choice((1, rng.randint(2, ANSWER_TOKENS_MAX), ANSWER_TOKENS_MAX)),
+            draw=_draw(rng) if row % 3 == 2 else _GREEDY,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def _draw(rng: random.Random) -> Draw:
+    return replace(rng.choice(_DRAWS), seed=rng.getrandbits(63))
+
+
+def load(architecture: str) -> Model:
+    """Its tiny model, by the worker's own loader."""
+    from worker.models.load import ModelLoader
+
+    return ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
+
+
+def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> list[Difference]:
+    """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone."""
+    rng = random.Random(f"{architecture} {seed}")
+    jobs = draw_jobs(rng)
+    greedy = [job for job in jobs if job.draw == _GREEDY]
+    requests = [{"tokens": job.prompt, "max_tokens": job.tokens} for job in greedy]
+    oracle.ask(model_folder(architecture), requests)
+    try:
+        said = Life(model.engine, jobs, rng).play()
+    finally:
+        answers = oracle.hear()  # or the next one to ask would be given them
+    alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
+    for job in jobs:
+        if job.name not in alone:
+            alone |= Life(model.engine, [job], rng).play(calm=True)
+    return [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
+
+
+def _difference(job: Job, expected: Sequence[int], said: Sequence[int]) -> Difference | None:
+    """A row that was cancelled has said less, and is held to that."""
+    for index, (ours, theirs) in enumerate(zip(said, expected, strict=False)):
+        if ours != theirs:
+            return Difference(job, index, tuple(expected), tuple(said))
+    return None
+
+
+def gap(architecture: str, found: Difference) -> float:
+    """How far upstream's logits of the two tokens are apart where a greedy row went another way."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    network, _ = load_model(model_folder(architecture))
+    tokens = mx.array([[*found.job.prompt, *found.expected[: found.index]]])
+    logits = network(tokens, cache=make_prompt_cache(network))[0, -1]
+    return float(logits[found.expected[found.index]] - logits[found.said[found.index]])
+
+
+def _main() -> None:
+    preload_openblas(sys.argv)
+    parser = argparse.ArgumentParser(description="Random lives of rows, held against upstream alone.")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--architecture", action="append", choices=ARCHITECTURES)
+    arguments = parser.parse_args()
+    with Oracle() as oracle:
+        for architecture in arguments.architecture or ARCHITECTURES:
+            model = load(architecture)
+            count = 0
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+                for found in differences(model, architecture, seed, oracle):
+                    count += 1
+                    told = "sampled" if found.job.draw != _GREEDY else f"gap {gap(architecture, found):.2g}"
+                    print(f"{architecture} seed {seed}: {found.job.name}, token {found.index}, {told}")
+            print(f"{architecture}: {arguments.seeds} seeds, {count} rows differ", flush=True)
+
+
+if __name__ == "__main__":
+    _main()
