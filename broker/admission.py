@@ -20,10 +20,17 @@ class Admission:
         self._waiting_max = waiting_max
         self._service_s: float | None = None
 
-    def check(self, aboard: Sequence[Flight], rows_max: int) -> None:
-        """Raises `RequestError(text_generation_busy)` when a worker with so many rows has all it may have."""
-        if len(aboard) < rows_max + self._waiting_max:
+    def check(self, aboard: Sequence[Flight], rows_max: int, asked: int = 1) -> None:
+        """May `asked` more come to a worker with so many rows, all or none?
+
+        Raises `RequestError(text_generation_busy)`, or `invalid_request` where there would never be room.
+        """
+        room = rows_max + self._waiting_max
+        if len(aboard) + asked <= room:
             return
+        if asked > max(room, 1):
+            message = f"{asked} answers to one request are asked for, and this server has room for {room}."
+            raise RequestError(Code.INVALID_REQUEST, message, param="n")
         running = [f.id for f in aboard if f.started_at is not None]
         waiting = [f.id for f in aboard if f.started_at is None]
         raise RequestError(

@@ -19,16 +19,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.config import GatewaySettings
-from broker.dialects import chat, chat_body
+from broker.dialects import answer, chat, chat_body, completions
+from broker.dialects.parameters import Parameters, copies
 from broker.dispatch import Dispatcher
 from broker.fleet import Worker
 from broker.inflight import Flight
 from broker.link import Link
 from broker.media import MediaError, read_data_url
 from broker.normalize import Image
-from broker.respond import FlightResponse, error_response, read_body
+from broker.respond import FlightResponse, Renderer, error_response, read_body
 from protocol.errors import Code, RequestError
-from protocol.messages import Finished, Media
+from protocol.messages import Finished, Generate, Media
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def create_app(gateway: Gateway) -> ASGIApp:
     """The gateway's ASGI application."""
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/chat/completions", complete_chat, methods=["POST"]),
+            Route("/v1/completions", complete_text, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{model:path}", get_model),
             Route("/health", health),
@@ -89,25 +91,57 @@ async def _sweep(dispatcher: Dispatcher) -> None:
 # --- routes ------------------------------------------------------------------------------------------
 
 
-async def chat_completions(request: Request) -> ASGIApp:
+async def complete_chat(request: Request) -> ASGIApp:
     """POST /v1/chat/completions, streamed or whole."""
     gateway: Gateway = request.app.state.gateway
-    asked = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
-    worker = gateway.dispatcher.find(asked.body.model)
-    conversation = chat.conversation(asked, system_in_place=worker.capabilities.system_in_place)
+    body = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
+    worker = gateway.dispatcher.find(body.model)
+    conversation = chat.conversation(body, system_in_place=worker.capabilities.system_in_place)
     media, frames = _read_images(conversation.images, worker, gateway.settings.media_bytes_max)
     id = "chatcmpl-" + secrets.token_hex(12)
-    generate = chat.generate(
-        asked, conversation.messages, media, id=id, incarnation=gateway.dispatcher.incarnation
+    incarnation = gateway.dispatcher.incarnation
+    first = chat.generate(body, conversation.messages, media, id=id, incarnation=incarnation)
+    requests = copies(first, body.n or 1)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    renderer = _renderer(
+        {"id": id, "object": kind, "created": int(time.time()), "model": worker.model},
+        chat.Form(logprobs=bool(body.logprobs)),
+        body,
+        choices=len(requests),
     )
-    created = int(time.time())
-    renderer = (
-        chat.Stream(id=id, model=worker.model, created=created, include_usage=asked.include_usage)
-        if asked.stream
-        else chat.Whole(id=id, model=worker.model, created=created)
+    return _respond(gateway, worker, requests, frames, renderer)
+
+
+async def complete_text(request: Request) -> ASGIApp:
+    """POST /v1/completions, streamed or whole: the older API, text that goes on."""
+    gateway: Gateway = request.app.state.gateway
+    body = completions.read(await read_body(request, gateway.settings.body_bytes_max))
+    worker = gateway.dispatcher.find(body.model)
+    id = "cmpl-" + secrets.token_hex(12)
+    requests = completions.generate(body, id=id, incarnation=gateway.dispatcher.incarnation)
+    renderer = _renderer(
+        {"id": id, "object": "text_completion", "created": int(time.time()), "model": worker.model},
+        completions.Form(logprobs=body.logprobs is not None, choices=len(requests)),
+        body,
+        choices=len(requests),
+        prompts=len(body.prompts),
     )
+    return _respond(gateway, worker, requests, [], renderer)
+
+
+def _renderer(
+    envelope: dict[str, object], form: answer.Form, body: Parameters, *, choices: int, prompts: int = 1
+) -> Renderer:
+    if not body.stream:
+        return answer.Whole(envelope, form, choices=choices, prompts=prompts)
+    return answer.Stream(envelope, form, choices=choices, prompts=prompts, include_usage=body.include_usage)
+
+
+def _respond(
+    gateway: Gateway, worker: Worker, requests: list[Generate], frames: list[bytes], renderer: Renderer
+) -> ASGIApp:
     return FlightResponse(
-        gateway.dispatcher.flight(worker, generate, frames),
+        gateway.dispatcher.board(worker, requests, frames),
         renderer,
         keepalive_s=gateway.settings.keepalive_s,
         on_end=_log_flight,

@@ -65,26 +65,35 @@ class Dispatcher:
         return self.fleet.find(model, self._clock())
 
     @contextmanager
-    def flight(self, worker: Worker, request: Generate, media: Sequence[bytes]) -> Iterator[Flight]:
-        """Send a request to a worker; while the context is open, its flight collects what comes back.
+    def board(
+        self, worker: Worker, requests: Sequence[Generate], media: Sequence[bytes]
+    ) -> Iterator[list[Flight]]:
+        """Send what one client asks, a request for each choice, to a worker: all of them or none.
 
-        Leaving it, however that comes about, frees the slot and tells the worker if it was still at work.
-        Raises `RequestError` when the worker is full or cannot be reached.
+        While the context is open, their flights collect what comes back. Leaving it, however that comes
+        about, frees the slots and tells the worker of those it is still at work on. Raises `RequestError`
+        when the worker is too full or cannot be reached.
         """
         rows = worker.ready.running_max if worker.ready else 0
-        self.admission.check(self.flights.aboard(worker.incarnation), rows)
-        flight = self.flights.open(request, worker.incarnation, self._clock())
+        self.admission.check(self.flights.aboard(worker.incarnation), rows, len(requests))
+        now = self._clock()
+        flights = [self.flights.open(request, worker.incarnation, now) for request in requests]
         try:
-            self._board(flight, media)
-            yield flight
+            for flight in flights:
+                self._depart(flight, media)
+            yield flights
         finally:
-            self.flights.close(flight)
-            if flight.terminal is None:
-                self._cancel(flight)
-            elif isinstance(flight.terminal, Finished):
-                self.admission.served(self._clock() - flight.opened_at)
+            for flight in flights:
+                self._close(flight)
 
-    def _board(self, flight: Flight, media: Sequence[bytes]) -> None:
+    def _close(self, flight: Flight) -> None:
+        self.flights.close(flight)
+        if flight.terminal is None:
+            self._cancel(flight)
+        elif isinstance(flight.terminal, Finished):
+            self.admission.served(self._clock() - flight.opened_at)
+
+    def _depart(self, flight: Flight, media: Sequence[bytes]) -> None:
         try:
             sent = self._send(flight.worker, flight.request, media)
         except WireError as error:  # a number beyond 64 bits in a tool's schema, say

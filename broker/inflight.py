@@ -20,7 +20,8 @@ from protocol.messages import Accepted, Delta, Failed, Finished, Generate
 PENDING_DELTAS_MAX = 16384
 
 Item = Accepted | Delta | Finished | Failed
-TERMINAL = (Finished, Failed)
+Batch = tuple[int, list[Item]]
+"""What has come for one of a request's flights: its place among them, and the items."""
 
 
 @dataclass(slots=True, eq=False)

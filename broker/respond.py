@@ -1,4 +1,4 @@
-"""ASGI responses over a flight: a stream of events, or one document. Also errors, and bodies with a limit."""
+"""ASGI responses over flights: a stream of events, or one document. Also errors, and bodies with a limit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from starlette.types import Message, Receive, Scope, Send
 
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object
-from broker.inflight import TERMINAL, Flight, Item
+from broker.inflight import Batch, Flight
 from broker.reader import Reader
 from protocol.errors import Code, RequestError
 
 
 class Renderer(Protocol):
-    """A dialect's second half: a flight's items -> bytes of the body.
+    """A dialect's second half: what a request's flights bring -> bytes of the body.
 
-    `feed` returns what can be sent now, empty when nothing can, and raises `RequestError` when the flight
-    failed before anything was. After the terminal item it has returned everything.
+    `feed` returns what can be sent now, empty when nothing can, and raises `RequestError` when a flight
+    failed before anything was. Once it is `over` it has returned everything.
     """
 
     content_type: bytes
     keepalive: bytes
     """Sent when nothing else was for a while; empty where the format has no such thing."""
+    over: bool
 
-    def feed(self, items: Sequence[Item]) -> bytes: ...
+    def feed(self, batches: Sequence[Batch]) -> bytes: ...
 
 
 def error_response(error: RequestError) -> Response:
@@ -63,15 +64,16 @@ def _too_large(bytes_max: int) -> RequestError:
 
 
 class FlightResponse:
-    """Answers one request from its flight.
+    """Answers one request from its flights, one for each choice.
 
-    The flight's context is open for exactly as long as the client is served: however the response ends, by
-    its last event, by the client leaving or by cancellation, the slot is free and the worker knows.
+    Their context is open for exactly as long as the client is served: however the response ends, by its
+    last event, by one flight's failure, by the client leaving or by cancellation, the slots are free and the
+    worker knows.
     """
 
     def __init__(
         self,
-        aboard: AbstractContextManager[Flight],
+        aboard: AbstractContextManager[Sequence[Flight]],
         renderer: Renderer,
         *,
         keepalive_s: float,
@@ -85,8 +87,8 @@ class FlightResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 499  # what the log says of a client that left before it had an answer
         try:
-            with self._aboard as flight:
-                reader = Reader(flight)
+            with self._aboard as flights:
+                reader = Reader(flights)
                 watcher = asyncio.ensure_future(_watch(receive, reader))
                 try:
                     status = await self._answer(reader, send)
@@ -95,7 +97,8 @@ class FlightResponse:
                     raise
                 finally:
                     watcher.cancel()
-                    self._on_end(flight, status)
+                    for flight in flights:
+                        self._on_end(flight, status)
         except RequestError as error:
             await error_response(error)(scope, receive, send)
 
@@ -103,11 +106,11 @@ class FlightResponse:
         # Nothing is sent before the worker's first word: a request it refuses gets its status code.
         started = False
         while True:
-            items = await reader.items(self._keepalive_s if started else None)
+            batches = await reader.batches(self._keepalive_s if started else None)
             if reader.client_gone:
                 return 499
-            body = self._renderer.feed(items) if items else self._renderer.keepalive
-            over = bool(items) and isinstance(items[-1], TERMINAL)
+            body = self._renderer.feed(batches) if batches else self._renderer.keepalive
+            over = self._renderer.over
             if not (body or over):
                 continue
             if not started:

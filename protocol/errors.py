@@ -25,6 +25,7 @@ class Code(StrEnum):
     SHUTTING_DOWN = "shutting_down"
     CLIENT_TOO_SLOW = "client_too_slow"
     ENGINE_ERROR = "engine_error"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -58,6 +59,7 @@ _RETRY = {
 _OURS = {
     Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream."),
     Code.ENGINE_ERROR: (500, "The model failed on this request."),
+    Code.DEADLINE_EXCEEDED: (504, "The request was not done by its deadline."),
     Code.INTERNAL_ERROR: (500, "Something went wrong inside the server."),
 }
 

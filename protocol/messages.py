@@ -17,6 +17,8 @@ PROTOCOL_VERSION = 1
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0)]
+Bytes = bytes
+"""Under a name that a field called `bytes` does not hide."""
 
 
 def new_incarnation() -> str:
@@ -45,6 +47,12 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: Count | None = None
+    """How many of the most likely tokens to report beside the drawn one; None: report nothing."""
 
 
 class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,6 +61,14 @@ class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
     frame: Count
     mime: str
     sha256: str
+
+
+class Likelihood(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A token's bytes and its natural log-probability; `top` are the most likely tokens at its position."""
+
+    bytes: Bytes
+    logprob: float
+    top: list[tuple[Bytes, float]] = []
 
 
 class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -66,6 +82,8 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     sequence: Count
     tokens: list[int]
     text: str = ""
+    likelihoods: list[Likelihood] = []
+    """One for each of `tokens`, if the request asks for them; none for a token that ends the answer."""
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -111,7 +129,8 @@ class Rejected(Message, frozen=True):
 
 class Generate(Message, frozen=True):
     """One request. `messages` is the canonical conversation; `prompt` (text) takes its place for raw
-    completion. `max_tokens` None means until the context is full."""
+    completion. `max_tokens` None means until the context is full. Of several waiting, the smallest `priority`
+    is served first. One that is not done `deadline_s` after its arrival fails."""
 
     id: str
     sampling: Sampling
@@ -123,6 +142,8 @@ class Generate(Message, frozen=True):
     stop: list[str] = []
     max_tokens: Count | None = None
     ignore_eos: bool = False
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 class Cancel(Message, frozen=True):

@@ -10,8 +10,11 @@ given out, a byte-fallback character is given out and then taken back when its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer, pre_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,6 +24,8 @@ WINDOW_TOKENS_MAX = 16
 """Unsettled tokens beyond which a place is sought where the text before is settled whatever follows."""
 _CHARACTER_TOKENS_MAX = 4
 """A character has at most four bytes, and a token that has text at least one."""
+_BEFORE = "a"
+"""Stands before a piece to be decoded, since many decoders drop the space that a text begins with."""
 
 
 class Vocabulary:
@@ -31,12 +36,18 @@ class Vocabulary:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self.decode: Callable[[Sequence[int]], str]
         self._is_known: Callable[[int], bool]
+        self._piece: Callable[[int], str | None]
+        self._join: Callable[[list[str]], str]
+        self._byte_of: Mapping[str, int]
         if backend is not None:
             self.decode = backend.decode
             self._is_known = lambda token: backend.id_to_token(token) is not None
             added = backend.get_added_tokens_decoder()
             self._special = frozenset(token for token, entry in added.items() if entry.special)
             to_token = backend.token_to_id
+            self._piece = backend.id_to_token
+            self._join = " ".join if backend.decoder is None else backend.decoder.decode
+            self._byte_of = _byte_level_characters(backend)
         else:
             self.decode = lambda tokens: str(
                 tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -44,12 +55,47 @@ class Vocabulary:
             self._is_known = range(len(tokenizer)).__contains__
             self._special = frozenset(tokenizer.all_special_ids)
             to_token = tokenizer.get_vocab().get
+            self._piece = tokenizer.convert_ids_to_tokens
+            self._join = tokenizer.convert_tokens_to_string
+            self._byte_of = getattr(tokenizer, "byte_decoder", {})
         named = (to_token(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_tokens = frozenset(token for token in named if token is not None)
+        # One entry for each of the model's tokens at most.
+        self.spell = functools.cache(self._spell)
 
     def has_text(self, token: int) -> bool:
         """False for special tokens, and for ids between the tokenizer's size and the model's."""
         return token not in self._special and self._is_known(token)
+
+    def _spell(self, token: int) -> bytes:
+        """The bytes a token stands for inside a text: joined, they are those of the text.
+
+        A special token, which has no text, has its name. The space that some decoders drop where a text
+        begins is spelled. Nothing is spelled by an id that the tokenizer does not know.
+        """
+        piece = self._piece(token) if self._is_known(token) else None
+        if piece is None:
+            return b""
+        if token in self._special:
+            return piece.encode()
+        if all(character in self._byte_of for character in piece):
+            return bytes(self._byte_of[character] for character in piece)
+        if token in self.byte_tokens:
+            return bytes.fromhex(piece[3:5])
+        return self._join([_BEFORE, piece]).removeprefix(_BEFORE).encode()
+
+
+def _byte_level_characters(backend: Tokenizer) -> dict[str, int]:
+    """In byte-level vocabularies: the characters that stand for bytes. Otherwise none.
+
+    GPT-2's scheme: 188 bytes are the characters of the same number, the rest follow in order from U+0100.
+    """
+    if backend.decoder is None or b'"ByteLevel"' not in backend.decoder.__getstate__():
+        return {}
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    themselves = [ord(character) for character in characters if ord(character) < 256]
+    others = sorted({*range(256)} - {*themselves})
+    return dict(zip(characters, [*themselves, *others], strict=True))
 
 
 class TextStream:
@@ -149,6 +195,7 @@ class TextPipeline:
     def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
         """`stop`: the request's stop strings."""
         self.stopped = False
+        self._vocabulary = vocabulary
         self._stream = TextStream(vocabulary)
         self._matcher = StopMatcher(stop)
 
@@ -159,6 +206,10 @@ class TextPipeline:
     def flush(self) -> str:
         """See `contract.Pipeline`. A stop string may show itself only here. Call once."""
         return "" if self.stopped else self._match(self._stream.rest()) + self._matcher.rest()
+
+    def spell(self, token: int) -> bytes:
+        """See `contract.Pipeline`."""
+        return self._vocabulary.spell(token)
 
     def _match(self, text: str) -> str:
         certain = self._matcher.push(text)

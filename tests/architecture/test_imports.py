@@ -26,9 +26,19 @@ IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
 
 PURE = {
     "protocol": ("errors", "messages", "wire"),
-    "broker": ("inflight", "fleet", "admission", "dispatch", "normalize", "media", "dialects.chat"),
+    "broker": (
+        "inflight",
+        "fleet",
+        "admission",
+        "dispatch",
+        "normalize",
+        "media",
+        "dialects.chat",
+        "dialects.answer",
+        "dialects.completions",
+    ),
     "deploy": ("lifecycle",),
-    "worker": ("contract", "scheduler", "loop", "outbox", "pool"),
+    "worker": ("contract", "scheduler", "pace", "ledger", "caches.grouping", "loop", "outbox", "pool"),
 }
 
 IMPORT_WITHOUT = """

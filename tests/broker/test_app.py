@@ -25,6 +25,7 @@ from tests.broker.asgi import Exchange, lifespan, run, until
 from tests.broker.line import SILENT_S, Line, accepted, events, failed, finished, ready
 
 CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(32)
 
 
@@ -65,6 +66,9 @@ class House:
     def chat(self, content: object = "hello", **fields: object) -> Exchange:
         body = {"messages": [{"role": "user", "content": content}], **fields}
         return Exchange(self.app, "POST", CHAT, json.dumps(body).encode())
+
+    def text(self, prompt: object = "Once", **fields: object) -> Exchange:
+        return Exchange(self.app, "POST", TEXT, json.dumps({"prompt": prompt, **fields}).encode())
 
     def requests(self, worker: str = "w") -> list[Generate]:
         return [m for to, m in self.line.sent if to == worker and isinstance(m, Generate)]
@@ -339,6 +343,161 @@ def test_an_image_that_cannot_be_served_is_named(images: bool, url: str, code: s
         answer = await house.chat(content).end()
         assert answer.status == 400
         assert (answer.error["code"], answer.error["param"]) == (code, "messages[0].content[1]")
+
+    run(talk())
+    assert house.requests() == []
+
+
+# --- several answers to one request ------------------------------------------------------------------
+
+
+@pytest.fixture
+def roomy() -> House:
+    """One worker serves, with room for five."""
+    house = House()
+    house.line.serving("w", "org/model", rows=4)
+    return house
+
+
+def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> None:
+    async def talk() -> None:
+        answer = roomy.chat(n=3, seed=7, temperature=0)
+        await roomy.arrived(3)
+        first, *others = roomy.requests()
+        assert first.sampling.seed == 7
+        assert all(other.messages == first.messages for other in others)
+        assert len({request.sampling.seed for request in roomy.requests()}) == 3
+        for number, request in reversed([*enumerate(roomy.requests())]):
+            id = request.id
+            roomy.line.say(
+                "w", accepted("w", id), events("w", id, f"{number}", "!"), finished("w", id, number + 1)
+            )
+        document = (await answer.end()).json
+        assert [c["message"]["content"] for c in document["choices"]] == ["0!", "1!", "2!"]
+        assert [c["index"] for c in document["choices"]] == [0, 1, 2]
+        assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (3, 6)
+        assert document["id"] == first.id
+
+    run(talk())
+    assert roomy.cancels() == []
+    assert len(roomy.line.dispatcher.flights) == 0
+
+
+def test_without_room_for_all_answers_none_is_begun(roomy: House) -> None:
+    async def talk() -> None:
+        aboard = [roomy.chat(stream=True) for _ in range(3)]
+        await roomy.arrived(3)
+        answer = await roomy.chat(n=3).end()
+        assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
+        assert len(roomy.requests()) == 3
+        never = await roomy.chat(n=6).end()
+        assert (never.status, never.error["param"]) == (400, "n")
+        for exchange in aboard:
+            exchange.leave()
+            await exchange.end()
+
+    run(talk())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_the_worker_refuses_is_one_400_and_the_copies_are_cancelled(
+    stream: bool, roomy: House
+) -> None:
+    async def talk() -> None:
+        answer = roomy.chat(n=3, stream=stream)
+        await roomy.arrived(3)
+        a, b, c = [request.id for request in roomy.requests()]
+        roomy.line.say("w", accepted("w", a), failed("w", b, "context_length_exceeded"))
+        await answer.end()
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert roomy.cancels() == [a, c]
+
+    run(talk())
+
+
+def test_one_answer_that_fails_on_the_way_ends_the_stream_and_cancels_the_others(roomy: House) -> None:
+    async def talk() -> None:
+        answer = roomy.chat(n=3, stream=True)
+        await roomy.arrived(3)
+        a, b, c = [request.id for request in roomy.requests()]
+        roomy.line.say("w", *(accepted("w", id) for id in (a, b, c)), events("w", a, "x"), finished("w", a))
+        await answer.holds(b'"x"')
+        roomy.line.say("w", events("w", b, "y"), failed("w", b))
+        await answer.end()
+        assert answer.body.count(b'"error"') == answer.body.count(b"[DONE]") == 1
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert roomy.cancels() == [c]
+
+    run(talk())
+    assert len(roomy.line.dispatcher.flights) == 0
+
+
+def test_a_client_that_leaves_frees_the_rows_of_all_its_answers(roomy: House) -> None:
+    async def talk() -> None:
+        answer = roomy.chat(n=3, stream=True)
+        await roomy.arrived(3)
+        ids = [request.id for request in roomy.requests()]
+        roomy.line.say("w", *(accepted("w", id) for id in ids), events("w", ids[2], "x"))
+        await answer.holds(b'"x"')
+        answer.leave()
+        await answer.end()
+        assert roomy.cancels() == ids
+
+    run(talk())
+    assert len(roomy.line.dispatcher.flights) == 0
+
+
+def test_a_worker_that_dies_under_several_answers_is_one_error(roomy: House) -> None:
+    async def talk() -> None:
+        answer = roomy.chat(n=2, stream=True)
+        await roomy.arrived(2)
+        for request in roomy.requests():
+            roomy.line.say("w", accepted("w", request.id), events("w", request.id, "x"))
+        await answer.holds(b'"index":1,"delta":{"content":"x"}')
+        roomy.line.dispatcher.lost("w")
+        await answer.end()
+        assert answer.body.count(b'"worker_crashed"') == answer.body.count(b"[DONE]") == 1
+
+    run(talk())
+
+
+# --- the older completions ---------------------------------------------------------------------------
+
+
+def test_a_completion_goes_on_with_its_prompts(roomy: House) -> None:
+    async def talk() -> None:
+        answer = roomy.text(["Once", "Twice"], n=2)
+        await roomy.arrived(4)
+        assert [request.prompt for request in roomy.requests()] == ["Once", "Once", "Twice", "Twice"]
+        for number, request in enumerate(roomy.requests()):
+            roomy.line.say("w", events("w", request.id, f"{number}"), finished("w", request.id, 2))
+        document = (await answer.end()).json
+        assert document["object"] == "text_completion"
+        assert [choice["text"] for choice in document["choices"]] == ["0", "1", "2", "3"]
+        assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (6, 8)
+
+    run(talk())
+
+
+def test_a_streamed_completion_begins_when_it_is_accepted(house: House) -> None:
+    async def talk() -> None:
+        answer = house.text(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        await answer.started()
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        house.line.say("w", events("w", id, " upon"), finished("w", id))
+        await answer.end()
+        assert b'"text":" upon"' in answer.body
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(talk())
+
+
+def test_a_bad_completion_reaches_no_worker(house: House) -> None:
+    async def talk() -> None:
+        answer = await house.text(echo=True).end()
+        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
 
     run(talk())
     assert house.requests() == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects import chat, chat_body, openai
+from broker.dialects import answer, chat, chat_body, openai
 from broker.dialects.body import encode
 from broker.inflight import Item
 from protocol.errors import KINDS, Code, RequestError
@@ -30,9 +30,9 @@ def refusal(raw: bytes) -> RequestError:
 
 
 def sent(raw: bytes, media: Sequence[Media] = ()) -> Generate:
-    asked = chat_body.read(raw)
-    conversation = chat.conversation(asked, system_in_place=False)
-    return chat.generate(asked, conversation.messages, [*media], id="chatcmpl-1", incarnation="gateway")
+    read = chat_body.read(raw)
+    conversation = chat.conversation(read, system_in_place=False)
+    return chat.generate(read, conversation.messages, [*media], id="chatcmpl-1", incarnation="gateway")
 
 
 # --- bodies that are no JSON, or not ours --------------------------------------------------------------
@@ -149,8 +149,29 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": -(2**63) - 1}, "seed"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 10.5}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"priority": 1.5}, "priority"),
+    ({"priority": 2**31}, "priority"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": "3"}, "top_logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+    ({"logit_bias": []}, "logit_bias"),
+    ({"logit_bias": {"the": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1.0": 1}}, "logit_bias"),
+    ({"logit_bias": {"1" * 400: 1}}, "logit_bias"),
+    ({"logit_bias": {"５": 1}}, "logit_bias"),
+    ({"logit_bias": {"": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+    ({"logit_bias": {"5": -101}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
     ({"n": 0}, "n"),
-    ({"n": 129}, "n"),
+    ({"n": 17}, "n"),
     ({"n": "1"}, "n"),
     ({"stop": 7}, "stop"),
     ({"stop": {}}, "stop"),
@@ -199,16 +220,8 @@ def test_the_bounds_of_a_number_are_told_in_full() -> None:
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 UNSERVED: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2}, "n"),
-    ({"logprobs": True}, "logprobs"),
-    ({"logprobs": True, "top_logprobs": 3}, "logprobs"),
-    ({"top_logprobs": 3}, "top_logprobs"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
-    ({"logit_bias": {"50256": -100}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -0.5}, "frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
     ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
 ]
@@ -228,7 +241,7 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
         {"logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}},
         {"logit_bias": {}},
-        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "priority": 0},
         {"tools": TOOLS, "tool_choice": "auto"},
         {"tools": [], "tool_choice": "none"},
         {"tool_choice": "auto"},
@@ -236,7 +249,9 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
     ids=str,
 )
 def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
-    chat_body.read(body(**fields))
+    assert sent(body(seed=1, **fields)) == sent(
+        body(seed=1, **{k: v for k, v in fields.items() if k == "tools"})
+    )
 
 
 # --- what is tolerated -------------------------------------------------------------------------------
@@ -301,12 +316,30 @@ def test_every_parameter_arrives() -> None:
         ignore_eos=True,
         tools=TOOLS,
         chat_template_kwargs={"style": "brief"},
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"50256": -100, "7": 1.5},
+        logprobs=True,
+        top_logprobs=20,
+        priority=-3,
     )
     media = [Media(frame=0, mime="image/png", sha256="00")]
     assert sent(raw, media) == Generate(
         incarnation="gateway",
         id="chatcmpl-1",
-        sampling=Sampling(seed=7, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1),
+        sampling=Sampling(
+            seed=7,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
         messages=HELLO,
         tools=TOOLS,
         template_kwargs={"style": "brief"},
@@ -314,12 +347,29 @@ def test_every_parameter_arrives() -> None:
         stop=["a", "b"],
         max_tokens=64,
         ignore_eos=True,
+        priority=-3,
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 2}, 2),
+    ],
+)
+def test_how_many_likely_tokens_are_wanted(fields: dict[str, Any], expected: int | None) -> None:
+    assert sent(body(**fields)).sampling.logprobs == expected
+
+
 def test_zero_is_a_choice_and_not_absence() -> None:
-    sampling = sent(body(temperature=0, top_p=0, top_k=0, min_p=0, seed=0)).sampling
-    assert sampling == Sampling(seed=0, temperature=0.0, top_p=0.0, top_k=0, min_p=0.0)
+    sampling = sent(body(temperature=0, top_p=0, top_k=0, min_p=0, repetition_penalty=1, seed=0)).sampling
+    assert sampling == Sampling(
+        seed=0, temperature=0.0, top_p=0.0, top_k=0, min_p=0.0, repetition_penalty=1.0
+    )
 
 
 def test_a_top_k_of_minus_one_is_off() -> None:
@@ -393,23 +443,23 @@ def test_the_conversation_arrives_in_its_canonical_form() -> None:
         },
         {"role": "tool", "tool_call_id": "1", "content": "a cat"},
     ]
-    asked = chat_body.read(body(messages=messages))
-    conversation = chat.conversation(asked, system_in_place=False)
+    read = chat_body.read(body(messages=messages))
+    conversation = chat.conversation(read, system_in_place=False)
     assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "tool"]
     assert conversation.messages[1]["content"][1] == {"type": "image"}
     assert [(i.url, i.param) for i in conversation.images] == [
         ("data:image/png;base64,AA==", "messages[0].content[1]")
     ]
     assert conversation.messages[2]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"x": 1}}
-    in_place = chat.conversation(asked, system_in_place=True)
+    in_place = chat.conversation(read, system_in_place=True)
     assert [m["role"] for m in in_place.messages] == ["user", "system", "assistant", "tool"]
 
 
 def test_whether_to_stream_is_read_from_the_body() -> None:
     assert not chat_body.read(body()).stream
     assert not chat_body.read(body(stream=False, stream_options={"include_usage": False})).include_usage
-    asked = chat_body.read(body(stream=True, stream_options={"include_usage": True}))
-    assert (asked.stream, asked.include_usage) == (True, True)
+    read = chat_body.read(body(stream=True, stream_options={"include_usage": True}))
+    assert (read.stream, read.include_usage) == (True, True)
 
 
 # --- to the client: streamed -------------------------------------------------------------------------
@@ -439,12 +489,29 @@ def failed(code: str = "engine_error", message: str = "", param: str | None = No
     return Failed(incarnation="w", id="x", code=code, message=message, param=param)
 
 
-def stream(include_usage: bool = False) -> chat.Stream:
-    return chat.Stream(id="chatcmpl-1", model="org/m", created=1700000000, include_usage=include_usage)
+class OneChoice:
+    """A renderer of one choice, fed with its items."""
+
+    def __init__(self, renderer: answer.Stream | answer.Whole) -> None:
+        self._renderer = renderer
+
+    def feed(self, items: Sequence[Item]) -> bytes:
+        sent = self._renderer.feed([(0, [*items])])
+        assert not items or self._renderer.over == isinstance(items[-1], Finished | Failed)
+        return sent
 
 
-def whole() -> chat.Whole:
-    return chat.Whole(id="chatcmpl-1", model="org/m", created=1700000000)
+def envelope(kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "object": kind, "created": 1700000000, "model": "org/m"}
+
+
+def stream(include_usage: bool = False) -> OneChoice:
+    form, head = chat.Form(logprobs=False), envelope("chat.completion.chunk")
+    return OneChoice(answer.Stream(head, form, choices=1, include_usage=include_usage))
+
+
+def whole() -> OneChoice:
+    return OneChoice(answer.Whole(envelope("chat.completion"), chat.Form(logprobs=False), choices=1))
 
 
 def documents(sse: bytes) -> list[Any]:

@@ -58,7 +58,7 @@ def test_a_worker_of_another_version_is_turned_away_and_told_why(version: int, l
 
 def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> None:
     line.serving("w1")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("stranger", events("stranger", "a", "no"), finished("stranger", "a"))
         assert flight.take() == []
     assert line.sent_to("stranger") == [welcome(), welcome()]
@@ -70,7 +70,7 @@ def test_a_message_signed_with_another_name_than_its_connections_is_dropped(line
     line.serving("w2")
     worker = line.dispatcher.fleet.get("w1")
     assert worker is not None
-    with line.dispatcher.flight(worker, request("a"), ()) as flight:
+    with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
         line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
         assert flight.take() == []
     assert line.dispatcher.dropped["forged"] == 2
@@ -81,7 +81,7 @@ def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
     line.serving("w2")
     worker = line.dispatcher.fleet.get("w1")
     assert worker is not None
-    with line.dispatcher.flight(worker, request("a"), ()) as flight:
+    with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
         line.say("w2", accepted("w2", "a"), events("w2", "a", "no"), finished("w2", "a"), failed("w2", "a"))
         assert flight.take() == []
     assert line.dispatcher.dropped["no_flight"] == 4
@@ -89,7 +89,7 @@ def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
 
 def test_a_worker_that_says_goodbye_is_gone_and_so_are_its_flights(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.dispatcher.hear("w", Goodbye(incarnation="w", reason="asked to stop"))
         assert isinstance(flight.terminal, Failed)
         assert flight.terminal.code == Code.WORKER_CRASHED
@@ -98,7 +98,7 @@ def test_a_worker_that_says_goodbye_is_gone_and_so_are_its_flights(line: Line) -
 
 def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.hello("w")
         assert isinstance(flight.terminal, Failed)
         assert flight.terminal.code == Code.WORKER_CRASHED
@@ -106,12 +106,69 @@ def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Lin
     assert line.dispatcher.find("m").incarnation == "w"
 
 
+# --- several flights of one client -------------------------------------------------------------------
+
+
+def test_choices_board_together_or_not_at_all(line: Line) -> None:
+    line.serving("w", rows=1)  # and eight may wait
+    worker = line.dispatcher.find("m")
+    with line.dispatcher.board(worker, [request(id) for id in "abcdefg"], ()):
+        line.sent_to("w")
+        with (
+            pytest.raises(RequestError) as caught,
+            line.dispatcher.board(worker, [request(id) for id in "hij"], ()),
+        ):
+            pass
+        assert caught.value.code is Code.TEXT_GENERATION_BUSY
+        assert line.sent_to("w") == []
+        assert len(line.dispatcher.flights) == 7
+        with line.dispatcher.board(worker, [request(id) for id in "hi"], ()) as flights:
+            assert [flight.id for flight in flights] == ["h", "i"]
+
+
+def test_more_choices_than_there_is_room_for_are_refused_for_good(line: Line) -> None:
+    line.serving("w", rows=1)
+    requests = [request(str(number)) for number in range(10)]
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.board(line.dispatcher.find("m"), requests, ()),
+    ):
+        pass
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
+    assert "room for 9" in caught.value.message
+
+
+def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(line: Line) -> None:
+    line.serving("w")
+    requests = [request(id) for id in "abcd"]
+    with line.dispatcher.board(line.dispatcher.find("m"), requests, ()) as flights:
+        assert line.sent_to("w") == [welcome(), *requests]
+        line.say("w", events("w", "b", "x"), finished("w", "b"), failed("w", "c"))
+        assert [type(flight.terminal) for flight in flights] == [type(None), Finished, Failed, type(None)]
+    assert line.sent_to("w") == [cancel("a"), cancel("d")]
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_choice_that_cannot_be_sent_takes_the_others_back(line: Line) -> None:
+    line.serving("w")
+    line.unsendable.add("b")
+    requests = [request(id) for id in "abc"]
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.board(line.dispatcher.find("m"), requests, ()),
+    ):
+        pass
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert cancel("a") in line.sent_to("w")
+    assert len(line.dispatcher.flights) == 0
+
+
 # --- a flight ----------------------------------------------------------------------------------------
 
 
 def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w", accepted("w", "a"), events("w", "a", "al", "l"), events("w", "a", " aboard", first=2))
         line.say("w", finished("w", "a", tokens=3))
         assert text_of(flight) == "all aboard"
@@ -122,7 +179,7 @@ def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> Non
 
 def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()):
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
         line.say("w", accepted("w", "a"), events("w", "a", "x"))
     assert len(line.dispatcher.flights) == 0
     assert line.sent_to("w")[-1] == cancel("a")
@@ -134,7 +191,7 @@ def test_a_handler_that_breaks_frees_its_slot_and_its_worker_is_told(line: Line)
     line.serving("w")
     with (
         pytest.raises(ZeroDivisionError),
-        line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
     ):
         raise ZeroDivisionError
     assert len(line.dispatcher.flights) == 0
@@ -146,7 +203,7 @@ def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind
     line.unreachable.add("w")
     with (
         pytest.raises(RequestError) as caught,
-        line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
     ):
         raise AssertionError("not aboard")
     assert caught.value.code is Code.WORKER_UNAVAILABLE
@@ -159,7 +216,7 @@ def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(line: Lin
     line.unsendable.add("a")
     with (
         pytest.raises(RequestError) as caught,
-        line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()),
+        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
     ):
         raise AssertionError("not aboard")
     assert caught.value.code is Code.INVALID_REQUEST
@@ -170,8 +227,8 @@ def test_a_damaged_stream_fails_its_flight_alone_and_its_worker_stops(line: Line
     line.serving("w")
     worker = line.dispatcher.find("m")
     with (
-        line.dispatcher.flight(worker, request("a"), ()) as damaged,
-        line.dispatcher.flight(worker, request("b"), ()) as whole,
+        line.dispatcher.board(worker, [request("a")], ()) as [damaged],
+        line.dispatcher.board(worker, [request("b")], ()) as [whole],
     ):
         line.sent_to("w")
         both = events("w", "a", "x", first=1).deltas + events("w", "b", "x").deltas
@@ -184,7 +241,7 @@ def test_a_damaged_stream_fails_its_flight_alone_and_its_worker_stops(line: Line
 
 def test_what_comes_after_the_end_changes_nothing(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w", finished("w", "a"), failed("w", "a"), events("w", "a", "x"), finished("w", "a"))
         assert flight.take() == [finished("w", "a")]
 
@@ -193,19 +250,19 @@ def test_a_full_worker_refuses_and_a_place_that_becomes_free_is_given(line: Line
     line = Line(waiting_max=1)
     line.serving("w", rows=1)
     worker = line.dispatcher.find("m")
-    with line.dispatcher.flight(worker, request("a"), ()):
-        with line.dispatcher.flight(worker, request("b"), ()):
-            with pytest.raises(RequestError) as caught, line.dispatcher.flight(worker, request("c"), ()):
+    with line.dispatcher.board(worker, [request("a")], ()):
+        with line.dispatcher.board(worker, [request("b")], ()):
+            with pytest.raises(RequestError) as caught, line.dispatcher.board(worker, [request("c")], ()):
                 raise AssertionError("not aboard")
             assert caught.value.code is Code.TEXT_GENERATION_BUSY
             assert caught.value.details["waiting_ids"] == ["a", "b"]
-        with line.dispatcher.flight(worker, request("c"), ()):
+        with line.dispatcher.board(worker, [request("c")], ()):
             pass
 
 
 def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()):
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
         line.clock.now += 7.0
         line.beat("w")
         line.say("w", finished("w", "a"))
@@ -215,7 +272,7 @@ def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None
 @pytest.mark.parametrize("end", ["failed", "left"])
 def test_a_request_that_did_not_finish_says_nothing_about_how_long_one_takes(end: str, line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()):
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
         line.clock.now += 7.0
         if end == "failed":
             line.say("w", failed("w", "a"))
@@ -229,8 +286,8 @@ def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
     line.serving("w1", "m1")
     line.serving("w2", "m2")
     with (
-        line.dispatcher.flight(line.dispatcher.find("m1"), request("a"), ()) as lost,
-        line.dispatcher.flight(line.dispatcher.find("m2"), request("b"), ()) as other,
+        line.dispatcher.board(line.dispatcher.find("m1"), [request("a")], ()) as [lost],
+        line.dispatcher.board(line.dispatcher.find("m2"), [request("b")], ()) as [other],
     ):
         line.dispatcher.lost("w1")
         line.dispatcher.lost("w1")
@@ -243,7 +300,7 @@ def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
 
 def test_what_a_worker_said_before_it_died_still_counts(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w", events("w", "a", "x"), finished("w", "a"))
         line.dispatcher.lost("w")
         assert isinstance(flight.terminal, Finished)
@@ -251,7 +308,7 @@ def test_what_a_worker_said_before_it_died_still_counts(line: Line) -> None:
 
 def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
     line.serving("w1")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.dispatcher.lost("w1")
         line.serving("w2")
         flight.take()
@@ -262,7 +319,7 @@ def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_worker_that_hangs_loses_its_flights_and_is_told_so(verdict: Verdict, line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.beat("w", running=1, steps=1)
         line.clock.now += {Verdict.SILENT: SILENT_S, Verdict.STALLED: STALL_S}[verdict] + 1
         if verdict is Verdict.STALLED:
@@ -295,7 +352,7 @@ def test_a_silent_worker_that_speaks_again_gets_requests_again(line: Line) -> No
 
 def test_a_gateway_that_stops_takes_nothing_new_and_lets_the_rest_finish(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.flight(line.dispatcher.find("m"), request("a"), ()) as flight:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.dispatcher.stop()
         for model in ("m", "unknown", None):
             with pytest.raises(RequestError) as caught:
@@ -310,8 +367,8 @@ def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: 
     line.serving("w")
     worker = line.dispatcher.find("m")
     with (
-        line.dispatcher.flight(worker, request("a"), ()) as over,
-        line.dispatcher.flight(worker, request("b"), ()) as running,
+        line.dispatcher.board(worker, [request("a")], ()) as [over],
+        line.dispatcher.board(worker, [request("b")], ()) as [running],
     ):
         line.say("w", finished("w", "a"))
         line.sent_to("w")

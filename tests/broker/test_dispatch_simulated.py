@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.fleet import Worker
-from broker.inflight import PENDING_DELTAS_MAX, TERMINAL, Flight, Item
+from broker.inflight import PENDING_DELTAS_MAX, Flight, Item
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     Cancel,
@@ -108,9 +108,9 @@ class Peer:
 
 @dataclass(eq=False)
 class Client:
-    """One request, and what its client has read."""
+    """One flight, and what its client has read of it. Those of one request share their context."""
 
-    context: AbstractContextManager[Flight]
+    context: AbstractContextManager[list[Flight]]
     flight: Flight
     read: list[Item] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ class Client:
 
     @property
     def ended(self) -> bool:
-        return bool(self.read) and isinstance(self.read[-1], TERMINAL)
+        return bool(self.read) and isinstance(self.read[-1], Finished | Failed)
 
 
 class SimulatedLine(Line):
@@ -305,33 +305,34 @@ class Gateway(RuleBasedStateMachine):
 
     # --- clients ---
 
-    @rule(model=st.sampled_from(["m1", "m1", "m2", None]), times=st.integers(1, 3))
-    def clients_come(self, model: str | None, times: int) -> None:
+    @rule(model=st.sampled_from(["m1", "m1", "m2", None]), times=st.integers(1, 3), choices=st.integers(1, 3))
+    def clients_come(self, model: str | None, times: int, choices: int) -> None:
         for _ in range(times):
-            self.open(model)
+            self.open(model, choices)
 
-    def open(self, model: str | None) -> None:
-        self.opened += 1
+    def open(self, model: str | None, choices: int) -> None:
         try:
             worker = self.dispatcher.find(model)
         except RequestError as error:
             refused = error.code
         else:
             assert model in (None, worker.model)
-            self.board(worker)
+            self.board(worker, choices)
             return
         assert refused in {Code.WORKER_UNAVAILABLE, Code.MODEL_LOADING, Code.SHUTTING_DOWN}
 
-    def board(self, worker: Worker) -> None:
-        full = len(self.dispatcher.flights.aboard(worker.incarnation)) >= ROWS + WAITING
-        context = self.dispatcher.flight(worker, request(f"r{self.opened}"), ())
+    def board(self, worker: Worker, choices: int) -> None:
+        full = len(self.dispatcher.flights.aboard(worker.incarnation)) + choices > ROWS + WAITING
+        requests = [request(f"r{self.opened + number}") for number in range(1, choices + 1)]
+        self.opened += choices
+        context = self.dispatcher.board(worker, requests, ())
         try:
-            flight = context.__enter__()
+            flights = context.__enter__()
         except RequestError as error:
             refused = error.code
         else:
             assert not full
-            self.clients.append(Client(context, flight))
+            self.clients += [Client(context, flight) for flight in flights]
             return
         assert full or not self.reachable(worker.incarnation)
         assert refused is (Code.TEXT_GENERATION_BUSY if full else Code.WORKER_UNAVAILABLE)
@@ -350,16 +351,17 @@ class Gateway(RuleBasedStateMachine):
     def client_leaves(self, number: int) -> None:
         self.leave(self.clients[number % len(self.clients)])
 
-    def leave(self, client: Client) -> None:
-        flight = client.flight
-        ended = flight.terminal is not None
+    def leave(self, one: Client) -> None:
+        party = [client for client in self.clients if client.context is one.context]
+        running = [(c.flight.worker, c.flight.id) for c in party if c.flight.terminal is None]
         self.line.sent.clear()
-        client.context.__exit__(None, None, None)
-        self.clients.remove(client)
-        client.take()
-        self.check(client)
+        one.context.__exit__(None, None, None)
+        for client in party:
+            self.clients.remove(client)
+            client.take()
+            self.check(client)
         told = [(to, message.id) for to, message in self.line.sent if isinstance(message, Cancel)]
-        assert told == ([] if ended else [(flight.worker, flight.id)])
+        assert told == running
 
     # --- the gateway's own end ---
 
@@ -393,7 +395,7 @@ class Gateway(RuleBasedStateMachine):
         texts = [item.text for item in items if isinstance(item, Delta)]
         # Nothing lost, doubled or out of order, and nothing of another flight, worker or liar.
         assert texts == [text_at(flight.worker, flight.id, n) for n in range(len(texts))]
-        ends = [item for item in items if isinstance(item, TERMINAL)]
+        ends = [item for item in items if isinstance(item, Finished | Failed)]
         assert len(ends) == (flight.terminal is not None)
         if ends:
             assert items[-1] is ends[0] is flight.terminal
@@ -418,10 +420,11 @@ class Gateway(RuleBasedStateMachine):
             assert client.flight.terminal is not None or self.peers[client.flight.worker].hung
         self.line.clock.now += SILENT_S + STALL_S
         self.dispatcher.sweep()
-        for client in list(self.clients):
+        for client in self.clients:
             client.take()
             assert client.ended, f"{client.flight.id} hangs"
-            self.leave(client)
+        while self.clients:
+            self.leave(self.clients[0])
         assert len(self.dispatcher.flights) == 0
 
 

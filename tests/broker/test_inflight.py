@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker import inflight
-from broker.inflight import TERMINAL, Flight, Flights, Item
+from broker.inflight import Flight, Flights, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Sampling, Usage
 
@@ -198,7 +198,7 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
     assert [item for item in taken if isinstance(item, Delta)] == expected
     assert [d.sequence for d in expected] == list(range(len(expected)))
     assert flight.tokens_emitted == len(expected)
-    assert ends == sum(isinstance(item, TERMINAL) for item in taken) == (flight.terminal is not None)
+    assert ends == sum(isinstance(item, Finished | Failed) for item in taken) == (flight.terminal is not None)
     if flight.terminal is not None:
         assert taken[-1] is flight.terminal
 

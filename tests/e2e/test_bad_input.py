@@ -47,7 +47,10 @@ BAD = {
     "an infinite temperature": (with_field("temperature", 1e308 * 10), 400, None),
     "negative max_tokens": (with_field("max_tokens", -1), 400, "max_tokens"),
     "a stop of a wrong type": (with_field("stop", {"a": 1}), 400, "stop"),
-    "n beyond one": (with_field("n", 2), 400, "n"),
+    "more answers than one may ask for": (with_field("n", 17), 400, "n"),
+    "a bias for no token": (with_field("logit_bias", {"the": 1}), 400, "logit_bias"),
+    "likely tokens without logprobs": (with_field("top_logprobs", 3), 400, "top_logprobs"),
+    "a penalty out of range": (with_field("presence_penalty", 2.5), 400, "presence_penalty"),
     "a schema that would not be enforced": (
         with_field("response_format", {"type": "json_schema", "json_schema": {}}),
         400,

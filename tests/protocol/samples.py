@@ -1,4 +1,4 @@
-"""One message of every type with every field set, and one with the required fields only.
+"""One message of every type with every field set, one with the required fields only, and earlier ones.
 
 `golden.json` holds their encoded form. What stands there has been on the wire and is never edited: a message
 type gains a sample by `python -m tests.protocol.samples`, which prints the file anew for comparison.
@@ -23,6 +23,7 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Likelihood,
     Loading,
     Media,
     Message,
@@ -49,7 +50,18 @@ FULL: list[Message] = [
     Generate(
         incarnation=GATEWAY,
         id="chatcmpl-1",
-        sampling=Sampling(seed=2**63 - 1, temperature=0.7, top_p=0.95, top_k=40, min_p=0.05),
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
         messages=[
             {"role": "system", "content": "Du bist der Fahrdienstleiter."},
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
@@ -61,6 +73,8 @@ FULL: list[Message] = [
         stop=["\n\n", "</end>"],
         max_tokens=64,
         ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
@@ -78,7 +92,13 @@ FULL: list[Message] = [
     Events(
         incarnation=WORKER,
         deltas=[
-            Delta(id="chatcmpl-1", sequence=0, tokens=[151643], text="駅"),
+            Delta(
+                id="chatcmpl-1",
+                sequence=0,
+                tokens=[151643],
+                text="駅",
+                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+            ),
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
     ),
@@ -115,6 +135,35 @@ LEAST: list[Message] = [
     Goodbye(incarnation=WORKER, reason=""),
 ]
 
+EARLIER: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(seed=2**63 - 1, temperature=0.7, top_p=0.95, top_k=40, min_p=0.05),
+        messages=[
+            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+        ],
+        prompt="raw",
+        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+    ),
+    Events(
+        incarnation=WORKER,
+        deltas=[
+            Delta(id="chatcmpl-1", sequence=0, tokens=[151643], text="駅"),
+            Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
+        ],
+    ),
+]
+"""As `FULL` before these messages had all their fields: what a peer of then sends and understands."""
+
+KINDS = {"full": FULL, "least": LEAST, "earlier": EARLIER}
+
 
 def media_of(message: Message) -> list[bytes]:
     """The media frames that travel behind a sample."""
@@ -126,7 +175,7 @@ def direction_of(message: Message) -> str:
 
 
 def golden() -> dict[str, dict[str, str]]:
-    """Type name -> {"full": hex, "least": hex}, as it once was written."""
+    """Type name -> {"full": hex, "least": hex, …}, as it once was written."""
     read: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text())
     return read
 
@@ -135,14 +184,14 @@ def golden_frames() -> list[list[bytes]]:
     """Every golden message as the frames that travel."""
     return [
         [bytes.fromhex(golden()[type(message).__name__][kind]), *media_of(message)]
-        for kind, samples in (("full", FULL), ("least", LEAST))
+        for kind, samples in KINDS.items()
         for message in samples
     ]
 
 
 def main() -> None:
     written: dict[str, dict[str, str]] = {}
-    for kind, samples in (("full", FULL), ("least", LEAST)):
+    for kind, samples in KINDS.items():
         for message in samples:
             body = wire.encode(message, media_of(message))[0]
             written.setdefault(type(message).__name__, {})[kind] = body.hex()

@@ -24,6 +24,7 @@ PUBLIC = {
     "shutting_down": (503, True),
     "client_too_slow": (500, False),
     "engine_error": (500, False),
+    "deadline_exceeded": (504, False),
     "internal_error": (500, False),
 }
 

@@ -15,6 +15,7 @@ from tests.protocol.samples import (
     FULL,
     GATEWAY,
     IMAGE,
+    KINDS,
     LEAST,
     UNIONS,
     WORKER,
@@ -25,7 +26,7 @@ from tests.protocol.samples import (
 
 Decode = Callable[[Sequence[bytes]], tuple[Message, list[bytes]]]
 
-SAMPLES = [("full", message) for message in FULL] + [("least", message) for message in LEAST]
+SAMPLES = [(kind, message) for kind, messages in KINDS.items() for message in messages]
 NAMED = pytest.mark.parametrize(
     ("kind", "sample"), SAMPLES, ids=[f"{type(m).__name__}-{kind}" for kind, m in SAMPLES]
 )
@@ -57,7 +58,11 @@ def test_every_message_type_has_its_golden_frames(direction: str) -> None:
 
 def test_golden_frames_hold_nothing_but_the_samples() -> None:
     assert golden().keys() == {type(m).__name__ for m in FULL}
-    assert all(kinds.keys() == {"full", "least"} for kinds in golden().values())
+    for kind, messages in KINDS.items():
+        assert {name for name, kinds in golden().items() if kind in kinds} == {
+            type(message).__name__ for message in messages
+        }
+    assert all(kinds.keys() <= KINDS.keys() for kinds in golden().values())
 
 
 @NAMED

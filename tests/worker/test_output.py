@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from tests.models.fixtures import model_folder
+from tests.models.tokenizer import token_bytes
 from worker.output import WINDOW_TOKENS_MAX, StopMatcher, TextPipeline, TextStream, Vocabulary
 
 ALPHABET = [
@@ -155,6 +156,71 @@ def test_an_unfinished_character_is_flushed_as_the_whole_text_has_it() -> None:
     pipeline = TextPipeline(Vocabulary(tokenizer), ())
     assert "".join(map(pipeline.push, tokens)) == "ok"
     assert "ok" + pipeline.flush() == tokenizer.decode(tokens)
+
+
+# --- spelling ------------------------------------------------------------------------------------------
+
+
+def spelled(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
+    pipeline = TextPipeline(vocabulary, ())
+    return b"".join(map(pipeline.spell, tokens))
+
+
+def test_byte_level_tokens_spell_the_text_whatever_they_divide() -> None:
+    rng = random.Random(4)
+    tokenizer, vocabulary = byte_level(), Vocabulary(byte_level())
+    for _ in range(500):
+        text = random_text(rng)
+        assert spelled(vocabulary, tokenizer.encode(text, add_special_tokens=False)) == text.encode()
+
+
+def test_every_byte_level_token_is_spelled_as_its_own_bytes() -> None:
+    backend = byte_level().backend_tokenizer
+    vocabulary = Vocabulary(byte_level())
+    expected = token_bytes(backend)
+    assert [vocabulary.spell(token) for token in range(len(expected))] == expected
+    assert {bytes([byte]) for byte in range(256)} <= {*expected}
+    assert vocabulary.spell(len(expected)) == b""
+
+
+@pytest.mark.parametrize("name", FALLBACK_DECODERS)
+def test_byte_fallback_tokens_spell_the_text_and_the_space_it_began_with(name: str) -> None:
+    rng = random.Random(5)
+    backend = byte_fallback()
+    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS[name]())
+    for _ in range(500):
+        tokens = backend.encode(random_text(rng).replace(" ", "▁")).ids
+        if name == "metaspace":  # which does not know of bytes
+            tokens = [token for token in tokens if token not in vocabulary.byte_tokens]
+        text = backend.decode(tokens)
+        assert spelled(vocabulary, tokens).decode() in (text, " " + text)
+    assert vocabulary.spell(0xE4 + 1) == b"\xe4"
+
+
+def test_plain_vocabularies_spell_their_words_and_what_is_between() -> None:
+    words = {"steam": 0, "##er": 1, "駅": 2, "[UNK]": 3}
+    pieces = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    assert spelled(vocabulary_of(pieces, decoders.WordPiece()), [2, 0, 1, 0]) == " 駅 steamer steam".encode()
+    bare = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary = Vocabulary(SimpleNamespace(backend_tokenizer=bare))  # type: ignore[arg-type]
+    assert spelled(vocabulary, [0, 2]) == f" {bare.decode([0, 2])}".encode()
+
+
+def test_special_tokens_spell_their_names() -> None:
+    assert Vocabulary(byte_level()).spell(1987) == b"<|endoftext|>"
+    backend = byte_fallback()
+    backend.add_special_tokens([AddedToken("<｜end▁of▁turn｜>", special=True)])
+    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS["gemma"]())
+    assert vocabulary.spell(backend.token_to_id("<｜end▁of▁turn｜>")) == "<｜end▁of▁turn｜>".encode()
+    assert vocabulary.spell(backend.token_to_id("<think>")) == b"<think>"
+
+
+def test_a_tokenizer_without_a_fast_backend_spells_by_its_own_map_or_its_own_decoding() -> None:
+    letters = ByT5Tokenizer()
+    assert spelled(Vocabulary(letters), letters.encode("a b", add_special_tokens=False)) == b"a b"
+    assert Vocabulary(letters).spell(letters.eos_token_id) == b"</s>"
+    letters.byte_decoder = {chr(byte): byte for byte in range(256)}
+    assert spelled(Vocabulary(letters), letters.encode("駅", add_special_tokens=False)) == "駅".encode()
 
 
 # --- stop strings --------------------------------------------------------------------------------------

@@ -190,6 +190,47 @@ def test_what_a_request_leaves_open_is_the_models_choice() -> None:
     assert prepare(rules, sampling=chosen).draw == Draw(seed=8)
 
 
+def test_a_repetition_penalty_is_the_models_own_where_none_is_chosen() -> None:
+    rules = PromptRules(100, 2048, Draw(repetition_penalty=1.05))
+    assert prepare(rules).draw.repetition_penalty == 1.05
+    assert prepare(rules, sampling=Sampling(seed=1, repetition_penalty=1.0)).draw.repetition_penalty == 1.0
+
+
+def test_penalties_biases_and_logprobs_reach_the_draw() -> None:
+    sampling = Sampling(
+        seed=7,
+        temperature=0.0,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={2047: 1.5, 3: -100.0, 5: 0.0},
+        logprobs=0,
+    )
+    assert prepare(sampling=sampling).draw == Draw(
+        seed=7,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((3, -100.0), (2047, 1.5)),
+        logprobs=0,
+    )
+    assert prepare().draw == Draw(seed=7, temperature=1.0)
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 2**40])
+def test_a_bias_for_a_token_that_the_model_has_not_is_refused(token: int) -> None:
+    error = refused(sampling=Sampling(seed=1, logit_bias={3: 1.0, token: 1.0}))
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "logit_bias")
+    assert f"token {token}, " in error.message
+    assert "0 to 2047" in error.message
+
+
+def test_priority_and_deadline_are_passed_on() -> None:
+    prepared = prepare(priority=-3, deadline_s=2.5)
+    assert (prepared.priority, prepared.deadline_s) == (-3, 2.5)
+    assert (prepare().priority, prepare().deadline_s) == (0, None)
+
+
 def test_a_top_k_as_large_as_the_vocabulary_is_off() -> None:
     assert prepare(sampling=Sampling(seed=1, top_k=2047)).draw.top_k == 2047
     assert prepare(sampling=Sampling(seed=1, top_k=2048)).draw.top_k == 0
@@ -202,6 +243,8 @@ def test_a_top_k_as_large_as_the_vocabulary_is_off() -> None:
         ({}, Draw(temperature=1.0)),
         ({"do_sample": True, "top_p": None}, Draw(temperature=1.0)),
         ({"do_sample": False, "temperature": 0.6}, Draw(temperature=0.0)),
+        ({"do_sample": False, "repetition_penalty": 1.1}, Draw(repetition_penalty=1.1)),
+        ({"repetition_penalty": 1.05}, Draw(temperature=1.0, repetition_penalty=1.05)),
         (
             {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "other": [1]},
             Draw(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05),

@@ -59,6 +59,7 @@ class _GenerationConfig(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 def read_defaults(folder: Path) -> Draw:
@@ -69,13 +70,15 @@ def read_defaults(folder: Path) -> Draw:
         if file.is_file()
         else _GenerationConfig()
     )
+    penalty = config.repetition_penalty or 1.0
     if config.do_sample is False:
-        return Draw()
+        return Draw(repetition_penalty=penalty)
     return Draw(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_p=1.0 if config.top_p is None else config.top_p,
         top_k=config.top_k or 0,
         min_p=config.min_p or 0.0,
+        repetition_penalty=penalty,
     )
 
 
@@ -123,6 +126,8 @@ class TextPreparer:
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
             end_tokens=frozenset() if request.ignore_eos else frozenset(self._tokenizer.eos_token_ids),
+            priority=request.priority,
+            deadline_s=request.deadline_s,
         )
 
     def _tokens(self, request: Generate) -> tuple[list[int], str]:
@@ -169,13 +174,30 @@ class TextPreparer:
     def _draw(self, sampling: Sampling) -> Draw:
         defaults = self._rules.defaults
         top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
+        penalty = sampling.repetition_penalty
         return Draw(
             seed=sampling.seed,
             temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
             top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
             top_k=top_k if 0 < top_k < self._rules.vocabulary else 0,
             min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
+            repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=self._logit_bias(sampling.logit_bias),
+            logprobs=sampling.logprobs,
         )
+
+    def _logit_bias(self, biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+        last = self._rules.vocabulary - 1
+        for token in biases:
+            if not 0 <= token <= last:
+                raise RequestError(
+                    Code.INVALID_REQUEST,
+                    f"logit_bias names token {token}, and this model's tokens are 0 to {last}.",
+                    param="logit_bias",
+                )
+        return tuple(sorted((token, bias) for token, bias in biases.items() if bias))
 
     def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
         room = self._rules.context_length - prompt_tokens

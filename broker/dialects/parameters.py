@@ -1,0 +1,151 @@
+"""The parameters that OpenAI's dialects share: how tokens are drawn, how many answers, where they end."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+import msgspec
+from msgspec import Struct
+
+from broker.dialects.body import check_range
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate, Sampling
+
+CHOICES_MAX = 16
+TOP_LOGPROBS_MAX = 20
+LOGIT_BIASES_MAX = 1024
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARACTERS_MAX = 1024
+
+_SEED_MASK = 2**63 - 1
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "top_k": (-1, 2**31),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_tokens": (1, 2**31),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 10),
+    "n": (1, CHOICES_MAX),
+    "priority": (-(2**31), 2**31 - 1),
+}
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class Parameters(Struct, kw_only=True):
+    """What is read of every body. Unknown fields are skipped and null means absent, as every client expects.
+
+    `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (of those that wait, the smallest is
+    served first) are extensions, named as elsewhere.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    priority: int | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def check(body: Parameters) -> None:
+    """Raises `RequestError` naming the parameter at fault."""
+    for name, (low, high) in _RANGES.items():
+        check_range(name, getattr(body, name), low, high)
+    _check_logit_bias(body.logit_bias or {})
+    _check_stop(stop_strings(body))
+
+
+def _check_logit_bias(biases: dict[str, float]) -> None:
+    if len(biases) > LOGIT_BIASES_MAX:
+        message = f"'logit_bias' can hold at most {LOGIT_BIASES_MAX} tokens."
+        raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
+    for token, bias in biases.items():
+        # Which of them the model has only its worker knows.
+        if not _TOKEN_ID.fullmatch(token):
+            message = f"'logit_bias' maps token ids to numbers, and {token[:32]!r} is no token id."
+            raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
+        check_range("logit_bias", bias, -100, 100)
+
+
+def stop_strings(body: Parameters) -> list[str]:
+    return [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
+
+
+def _check_stop(strings: list[str]) -> None:
+    if len(strings) > STOP_STRINGS_MAX:
+        raise RequestError(
+            Code.INVALID_REQUEST, f"'stop' can hold at most {STOP_STRINGS_MAX} strings.", param="stop"
+        )
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX:
+            limit = f"1 to {STOP_STRING_CHARACTERS_MAX} characters"
+            raise RequestError(
+                Code.INVALID_REQUEST, f"'stop[{index}]' must have {limit}.", param=f"stop[{index}]"
+            )
+
+
+# --- to the worker -----------------------------------------------------------------------------------
+
+
+def sampling(body: Parameters, logprobs: int | None) -> Sampling:
+    """A request without a seed gets one here, so that it can be repeated."""
+    return Sampling(
+        seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        logprobs=logprobs,
+    )
+
+
+def copies(request: Generate, count: int) -> list[Generate]:
+    """One request for each choice, alike but for ids and seeds: the first is `request` itself."""
+    further = [
+        msgspec.structs.replace(
+            request,
+            id=f"{request.id}-{choice}",
+            sampling=msgspec.structs.replace(
+                request.sampling, seed=derived_seed(request.sampling.seed, choice)
+            ),
+        )
+        for choice in range(1, count)
+    ]
+    return [request, *further]
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """The seed of a further choice: the first 63 bits of SHA-256 over `seed/choice` in decimal.
+
+    Hashed, since sums would make the second choice of one seed the first choice of the next.
+    """
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,184 @@
+"""The older completions: what of a body is refused, what the worker is told, what the client reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.dialects import answer, completions
+from broker.dialects.parameters import derived_seed
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Delta, Finished, Generate, Likelihood, Sampling, Usage
+
+
+def sent(**fields: Any) -> list[Generate]:
+    body = completions.read(json.dumps({"prompt": "Once", **fields}).encode())
+    return completions.generate(body, id="cmpl-1", incarnation="gateway")
+
+
+def refusal(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        sent(**fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a"] * 17}, "prompt"),
+        ({"prompt": ["a"] * 6, "n": 3}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"n": 17}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"temperature": 3}, "temperature"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"best_of": "2"}, "best_of"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    error = refusal(**fields)
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
+    assert param in error.message
+
+
+def test_a_body_without_a_prompt_says_so() -> None:
+    with pytest.raises(RequestError) as caught:
+        completions.read(b"{}")
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"echo": True, "max_tokens": 0}, "echo"),
+        ({"suffix": "the end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"prompt": [1, 2, 3]}, "prompt"),
+        ({"prompt": [0]}, "prompt"),
+        ({"prompt": [[1, 2], [3]]}, "prompt"),
+    ],
+)
+def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any], param: str) -> None:
+    error = refusal(**fields)
+    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"echo": False},
+        {"suffix": ""},
+        {"best_of": 1},
+        {"user": "me", "later": [1]},
+        {"prompt": ["Once"]},
+        *({name: None} for name in completions.Body.__struct_fields__ if name not in ("prompt", "seed")),
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
+    assert sent(seed=1, **fields) == sent(seed=1)
+
+
+def test_a_bare_request_leaves_every_choice_to_the_model_but_is_short() -> None:
+    [request] = sent()
+    assert request == Generate(
+        incarnation="gateway",
+        id="cmpl-1",
+        sampling=Sampling(seed=request.sampling.seed),
+        prompt="Once",
+        max_tokens=16,
+    )
+
+
+def test_every_parameter_arrives() -> None:
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": 7,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+    }
+    raw = fields | {
+        "logit_bias": {"3": 1},
+        "logprobs": 5,
+        "stop": "a",
+        "max_tokens": 64,
+        "ignore_eos": True,
+        "priority": 2,
+    }
+    assert sent(**raw) == [
+        Generate(
+            incarnation="gateway",
+            id="cmpl-1",
+            sampling=Sampling(**fields, logit_bias={3: 1.0}, logprobs=5),  # type: ignore[arg-type]
+            prompt="Once",
+            stop=["a"],
+            max_tokens=64,
+            ignore_eos=True,
+            priority=2,
+        )
+    ]
+
+
+def test_each_prompt_has_its_choices_side_by_side_with_the_seeds_it_would_have_alone() -> None:
+    requests = sent(prompt=["a", "b"], n=2, best_of=2, seed=7)
+    assert [request.prompt for request in requests] == ["a", "a", "b", "b"]
+    assert [request.sampling.seed for request in requests] == [7, derived_seed(7, 1)] * 2
+    assert len({request.id for request in requests}) == 4
+
+
+def test_an_answer_is_exactly_this() -> None:
+    items = [
+        Accepted(incarnation="w", id="x", prompt_tokens=1),
+        Delta(id="x", sequence=0, tokens=[1], text=" upon"),
+        Delta(id="x", sequence=1, tokens=[2], text=' "a"'),
+        Finished(incarnation="w", id="x", reason="length", usage=Usage(prompt_tokens=1, completion_tokens=2)),
+    ]
+    head = {"id": "cmpl-1", "object": "text_completion", "created": 1700000000, "model": "org/m"}
+    form = completions.Form(logprobs=False, choices=1)
+    document = json.loads(answer.Whole(head, form, choices=1).feed([(0, [*items])]))
+    assert document == head | {
+        "choices": [{"index": 0, "text": ' upon "a"', "logprobs": None, "finish_reason": "length"}],
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 2,
+            "total_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+    stream = answer.Stream(head, form, choices=1, include_usage=False)
+    begin = (
+        'data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"org/m","choices":'
+        '[{"index":0,"text":'
+    )
+    assert stream.feed([(0, [*items])]).decode() == (
+        ": keep-alive\n\n"
+        f'{begin}" upon","logprobs":null,"finish_reason":null}}]}}\n\n'
+        f'{begin}" \\"a\\"","logprobs":null,"finish_reason":null}}]}}\n\n'
+        f'{begin}"","logprobs":null,"finish_reason":"length"}}]}}\n\n'
+        "data: [DONE]\n\n"
+    )
+
+
+def test_each_choice_counts_its_own_offsets() -> None:
+    form = completions.Form(logprobs=True, choices=2)
+    delta = Delta(
+        id="x", sequence=0, tokens=[1], text="ab", likelihoods=[Likelihood(bytes=b"ab", logprob=-1)]
+    )
+    offsets = [json.loads(form.gain(choice, delta))["logprobs"]["text_offset"] for choice in (0, 0, 1, 0, 1)]
+    assert offsets == [[0], [2], [0], [4], [2]]
