@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+BENCH ?= gateway
 
 # uv from PATH, or else our own, in a folder of .venv that `uv pip sync` does not look into.
 OWN_UV := .venv/tools/bin/uv
@@ -31,7 +32,7 @@ fmt: $(INSTALLED)
 	@$(BIN)/ruff format --quiet .
 
 bench: $(INSTALLED)
-	@$(BIN)/python -m bench.gateway $(ARGS)
+	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m tests.protocol.fuzz $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -10,12 +11,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-START_S_MAX = 60.0
+START_S_MAX = 180.0
 STOP_S_MAX = 20.0
 
 
@@ -27,9 +28,22 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(module: str, arguments: Sequence[str]) -> Iterator[psutil.Process]:
-    """`python -m module arguments…` for as long as the context is open."""
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
+def running(
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    silent: bool = False,
+) -> Iterator[psutil.Process]:
+    """`python -m module arguments…`, with `environ` over our own variables, while the context is open.
+    `silent`: what it says is thrown away."""
+    output = subprocess.DEVNULL if silent else None
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, **(environ or {})},
+        stdout=output,
+        stderr=output,
+    )
     try:
         yield psutil.Process(process.pid)
     finally:
@@ -48,8 +62,8 @@ def socket_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def wait_for(url: str) -> None:
-    """Until `url` answers 200. Raises `TimeoutError`."""
+def wait_for(url: str, process: psutil.Process | None = None) -> None:
+    """Until `url` answers 200. Raises `TimeoutError`, or `ChildProcessError` when `process` has ended."""
     deadline = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline:
         try:
@@ -58,6 +72,8 @@ def wait_for(url: str) -> None:
                     return
         except (urllib.error.URLError, OSError):
             pass
+        if process is not None and process.status() == psutil.STATUS_ZOMBIE:
+            raise ChildProcessError(f"the server of {url} has ended")
         time.sleep(0.05)
     raise TimeoutError(f"{url} did not answer 200 within {START_S_MAX} s")
 

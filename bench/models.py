@@ -1,0 +1,104 @@
+"""The models that are measured: the tests' architectures with random weights, in sizes where a step takes
+milliseconds. float32, because that is what a CPU's BLAS is quick at."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.models.fixtures import model_folder
+
+VOCABULARY_WIDE = 151_936
+"""As many as Qwen3 has."""
+CONTEXT = 32_768
+WORDS = 1987
+"""Ids below this are ordinary text in the tests' tokenizer."""
+
+_SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("dense", {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}),
+    "hybrid": ("hybrid", {"hidden_size": 256, "intermediate_size": 768}),
+    "dense-small": ("dense", {}),
+    "hybrid-small": ("hybrid", {}),
+    "wide": ("dense", {"vocab_size": VOCABULARY_WIDE}),
+}
+NAMES = tuple(_SIZES)
+
+
+def bench_folder(name: str) -> Path:
+    """The model folder of that name, made on first use beside the tests' own. Raises KeyError."""
+    base, sizes = _SIZES[name]
+    source = model_folder(base)
+    folder = source.parent / f"bench-{name}-{_fingerprint(base, sizes)}"
+    if not folder.is_dir():
+        draft = Path(tempfile.mkdtemp(prefix=f".bench-{name}-", dir=folder.parent))
+        try:
+            _write(source, draft, sizes)
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _fingerprint(base: str, sizes: dict[str, Any]) -> str:
+    own = Path(__file__).read_bytes()
+    return hashlib.sha256(own + f"{base} {sizes} {version('mlx')}".encode()).hexdigest()[:12]
+
+
+def _write(source: Path, folder: Path, sizes: dict[str, Any]) -> None:
+    # Late, so that a client that finds its model made loads no MLX.
+    import mlx.core as mx
+    from tokenizers import Tokenizer
+
+    from tests.models.weights import draw_weights
+
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, folder)
+    config = json.loads((source / "config.json").read_text())
+    config.get("text_config", config).update(sizes, max_position_embeddings=CONTEXT)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    weights = draw_weights(config, tokenizer, seed=0)
+    _silence_fragments(weights, tokenizer, tied=config["tie_word_embeddings"])
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def _silence_fragments(weights: dict[str, Any], tokenizer: Any, *, tied: bool) -> None:
+    """Every token drawn is whole text, so that a server sends each as it comes, and gaps can be counted."""
+    import mlx.core as mx
+
+    from tests.models.weights import loudness
+
+    [name] = [n for n in weights if n.endswith("embed_tokens.weight" if tied else "lm_head.weight")]
+    loud = loudness(tokenizer, weights[name].shape[0])
+    weights[name] *= mx.array([1.0 if factor == 1.0 else 0.1 for factor in loud])[:, None]
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """A prompt that shares no prefix with that of another seed."""
+    draw = random.Random(seed)
+    return [draw.randrange(WORDS) for _ in range(count)]
+
+
+def random_text(folder: Path, tokens: int, seed: int) -> str:
+    """Words that come to about so many tokens, sharing no prefix with those of another seed."""
+    words = _words(folder)
+    draw = random.Random(seed)
+    return " ".join(draw.choice(words) for _ in range(tokens))
+
+
+@functools.cache
+def _words(folder: Path) -> list[str]:
+    """The tokens that are a word by themselves."""
+    from tokenizers import Tokenizer
+
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    words = (token[1:] for token in vocabulary if token.startswith("Ġ"))
+    return sorted(word for word in words if word.isalpha() and word.isascii())

@@ -1,0 +1,90 @@
+"""Our side in process: the worker's real loop, scheduler, engine and output pipelines, without its socket."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.sides import Ask
+from protocol.messages import Events, Failed, Message
+from worker.commands import Command, Drop, Stop, Submit
+from worker.contract import Model, Prepared
+from worker.loop import Loop
+from worker.models.load import ModelLoader
+from worker.scheduler import Policy, Scheduler
+
+BYTES_MAX = 2**40
+"""More than any case takes: bytes are accounted for, as in a worker, and never run out."""
+
+
+def load(folder: Path) -> Model:
+    """The model in `folder` as a worker loads and warms it."""
+    return ModelLoader(str(folder)).load(lambda done, total: None)
+
+
+class Ours:
+    """`bench.sides.Side`. `publish` counts what the loop says, and stops it when it has said enough."""
+
+    def __init__(self, model: Model, rows_max: int) -> None:
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._loop = Loop(
+            model=model,
+            scheduler=Scheduler(
+                Policy(rows_max=rows_max, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
+            ),
+            incarnation="bench",
+            inbox=self._inbox,
+            publish=self._publish,
+            backlog=lambda: 0,
+        )
+        self._submitted = 0
+        self._tokens = 0
+        self._goal = 0
+        self._failure: Failed | None = None
+
+    def submit(self, asks: Sequence[Ask]) -> None:
+        """See `Side`."""
+        first = self._submitted
+        self._submitted += len(asks)
+        self.submit_prepared(
+            Prepared(
+                id=str(first + number),
+                tokens=tuple(ask.tokens),
+                draw=ask.draw,
+                stop=(),
+                max_tokens=ask.max_tokens,
+                end_tokens=frozenset(),
+            )
+            for number, ask in enumerate(asks)
+        )
+
+    def submit_prepared(self, requests: Iterable[Prepared]) -> None:
+        """Queue requests as a worker's I/O thread does."""
+        for request in requests:
+            self._inbox.put(Submit(request))
+
+    def run(self, tokens: int) -> int:
+        """See `Side`."""
+        self._tokens, self._goal = 0, tokens
+        self._loop.run()
+        if self._failure is not None:
+            raise RuntimeError(f"{self._failure.code}: {self._failure.message}")
+        return self._tokens
+
+    def close(self) -> None:
+        """See `Side`."""
+        self._inbox.put(Drop(None))
+        self._inbox.put(Stop())
+        self._loop.run()
+
+    def _publish(self, message: Message) -> None:
+        match message:
+            case Events():
+                before = self._tokens
+                self._tokens += sum(len(delta.tokens) for delta in message.deltas)
+                if before < self._goal <= self._tokens:
+                    self._inbox.put(Stop())
+            case Failed():
+                self._failure = message
+                self._inbox.put(Stop())

@@ -1,0 +1,166 @@
+"""Two thousand requests in a row: does memory stay where it is?
+
+    python -m bench.soak [--requests 2000] [--model hybrid-small] [--concurrency 4] [--no-http]
+
+Short requests of many lengths; every tenth client goes away in the middle. Over HTTP the resident memory of
+gateway and worker is sampled, in process also what MLX itself says it holds and keeps for reuse, always after
+a batch of requests, when nothing runs. The first fifth warms up. A slope is in bytes per request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import httpx
+import psutil
+
+from bench.client import Answer, ask, client
+from bench.models import NAMES, bench_folder, random_text, random_tokens
+from bench.rivals import Server, servers
+from bench.timing import fit_slope, print_table
+from worker.preload import preload_openblas
+
+BATCH = 20
+WARM_PART = 0.2
+LEAVE_EVERY = 10
+PROMPT_TOKENS = (5, 200)
+ANSWER_TOKENS = (1, 32)
+
+Samples = dict[str, list[float]]
+"""Of each kind of memory, bytes after each batch."""
+
+
+def lengths(number: int) -> tuple[int, int]:
+    """Prompt and answer tokens of a request, by its number."""
+    draw = random.Random(number)
+    return draw.randint(*PROMPT_TOKENS), draw.randint(*ANSWER_TOKENS)
+
+
+def resident(server: Server) -> dict[str, float]:
+    """Resident bytes of the gateway and the worker below the supervisor."""
+    found = {}
+    for child in server.process.children(recursive=True):
+        for module in ("broker", "worker"):
+            if module in child.cmdline():
+                found[f"{module}, resident"] = float(child.memory_info().rss)
+    return found
+
+
+async def _one(http: httpx.AsyncClient, server: Server, text: str, number: int) -> None:
+    _, max_tokens = lengths(number)
+    answer = Answer()
+    if number % LEAVE_EVERY:
+        await ask(http, server, text, max_tokens, answer)
+        return
+    # Long enough that there is a middle to go away in.
+    leaving = asyncio.create_task(ask(http, server, text, 10 * ANSWER_TOKENS[1], answer))
+    await answer.underway.wait()
+    leaving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leaving
+
+
+async def soak_http(server: Server, texts: Sequence[str], concurrency: int) -> Samples:
+    """All `texts`, so many at once, in batches."""
+    samples: Samples = {}
+    async with client(server) as http:
+        for first in range(0, len(texts), BATCH):
+            waiting = list(range(first, min(first + BATCH, len(texts))))
+
+            async def take(waiting: list[int] = waiting) -> None:
+                while waiting:
+                    number = waiting.pop()
+                    await _one(http, server, texts[number], number)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(take())
+            for name, size in resident(server).items():
+                samples.setdefault(name, []).append(size)
+    return samples
+
+
+def soak_in_process(model: str, requests: int, rows: int) -> Samples:
+    """The same lengths through the loop alone, in this process."""
+    import mlx.core as mx
+
+    from bench.ours import Ours, load
+    from bench.sides import Ask
+
+    ours, process = Ours(load(bench_folder(model)), rows), psutil.Process()
+    samples: Samples = {"MLX, in use": [], "MLX, kept for reuse": [], "process, resident": []}
+    for first in range(0, requests, BATCH):
+        asks = []
+        for number in range(first, min(first + BATCH, requests)):
+            prompt_tokens, answer_tokens = lengths(number)
+            asks.append(Ask(random_tokens(prompt_tokens, number), answer_tokens))
+        ours.submit(asks)
+        ours.run(sum(ask.max_tokens for ask in asks))
+        mx.synchronize()
+        sizes = mx.get_active_memory(), mx.get_cache_memory(), process.memory_info().rss
+        for name, size in zip(samples, sizes, strict=True):
+            samples[name].append(float(size))
+    ours.close()
+    return samples
+
+
+def report(title: str, samples: Samples) -> None:
+    """One table; what is sampled down."""
+    rows = []
+    for name, sizes in samples.items():
+        warm = int(len(sizes) * WARM_PART)
+        requests = [float(BATCH * number) for number in range(warm, len(sizes))]
+        slope = fit_slope(requests, sizes[warm:])
+        levels = [f"{sizes[at] / 2**20:,.1f}" for at in (0, warm, -1)]
+        rows.append([name, *levels, f"{slope.rise:+,.0f} ± {slope.margin:,.0f}"])
+    print_table(
+        title,
+        ["", "first, MiB", "warm, MiB", "last, MiB", "bytes per request"],
+        rows,
+        "Columns: memory after the first batch, when warm, and at the end; the slope from warm to the end "
+        "with its 95% interval: flat where that holds 0.",
+    )
+
+
+def _in_a_process(model: str, requests: int, rows: int) -> Samples:
+    command = [sys.executable, "-m", "bench.soak", "--samples", "--model", model]
+    command += ["--requests", str(requests), "--concurrency", str(rows)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    samples: Samples = json.loads(ended.stdout)
+    return samples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--model", default="hybrid-small", choices=NAMES)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--http", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--in-process", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.samples:
+        preload_openblas(sys.argv)
+        print(json.dumps(soak_in_process(options.model, options.requests, options.concurrency)))
+        return
+    title = f"{options.requests} requests, {options.concurrency} at once, {options.model}"
+    folder = bench_folder(options.model)
+    if options.in_process:
+        samples = _in_a_process(options.model, options.requests, options.concurrency)
+        report(f"{title}, in process", samples)
+    if options.http:
+        texts = [random_text(folder, lengths(number)[0], number) for number in range(options.requests)]
+        with servers(folder, options.concurrency, ["roundhouse"]) as [server]:
+            samples = asyncio.run(soak_http(server, texts, options.concurrency))
+        report(f"{title}, over HTTP", samples)
+
+
+if __name__ == "__main__":
+    main()

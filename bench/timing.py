@@ -1,0 +1,128 @@
+"""Sides measured in turns, so that a noisy machine troubles all of them alike; medians, ratios, one table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 130
+
+
+@dataclass(frozen=True)
+class Work:
+    """So much of something (tokens, requests) in so many seconds."""
+
+    amount: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.amount / self.seconds
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.amount + other.amount, self.seconds + other.seconds)
+
+
+Measure = Callable[[], Work]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How one side compares with another: the median, the smallest and the largest of the rounds' ratios."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f}-{self.most:.2f})"
+
+
+def timed(work: Callable[[], float]) -> Work:
+    """Run `work`, which returns how much it has done."""
+    began = time.perf_counter()
+    amount = work()
+    return Work(amount, time.perf_counter() - began)
+
+
+def alternate(sides: Mapping[str, Measure], rounds: int, turns: int = 1) -> dict[str, list[Work]]:
+    """What each side did in each round. In a round every side has `turns` turns, summed up.
+
+    Who goes first moves on from turn to turn. A round before the first warms up and is left out.
+    """
+    names = list(sides)
+    done: dict[str, list[Work]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        sums = dict.fromkeys(names, Work(0, 0))
+        for turn in range(turns):
+            first = (number + turn) % len(names)
+            for name in names[first:] + names[:first]:
+                sums[name] += sides[name]()
+        if number > 0:
+            for name in names:
+                done[name].append(sums[name])
+    return done
+
+
+def median_rate(rounds: Sequence[Work]) -> float:
+    """The median of the rounds' rates."""
+    return statistics.median(each.rate for each in rounds)
+
+
+def compare(ours: Sequence[Work], theirs: Sequence[Work]) -> Ratio:
+    """Round by round, our rate over theirs: what troubled a whole round cancels out."""
+    ratios = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of all do not exceed (nearest rank)."""
+    rank = math.ceil(len(values) * percent / 100)
+    return sorted(values)[max(0, rank - 1)]
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A straight line's rise per unit, and half the width of its 95% confidence interval."""
+
+    rise: float
+    margin: float
+
+
+BLOCKS = 10
+_STUDENT_T = 2.306  # 97.5%, for the 8 degrees of freedom that 10 blocks leave
+
+
+def fit_slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
+    """Least squares over the means of ten blocks: neighbouring samples of a process's memory are much alike,
+    and taken one by one would make the interval far too narrow. Raises `ValueError` below ten samples."""
+    if len(xs) < BLOCKS:
+        raise ValueError(f"{len(xs)} samples do not fill {BLOCKS} blocks")
+    edges = [len(xs) * block // BLOCKS for block in range(BLOCKS + 1)]
+    blocks = [slice(*edge) for edge in itertools.pairwise(edges)]
+    centres = [statistics.fmean(xs[block]) for block in blocks]
+    means = [statistics.fmean(ys[block]) for block in blocks]
+    rise, start = statistics.linear_regression(centres, means)
+    squares = sum((y - start - rise * x) ** 2 for x, y in zip(centres, means, strict=True))
+    spread = sum((x - statistics.fmean(centres)) ** 2 for x in centres)
+    return Slope(rise, _STUDENT_T * math.sqrt(squares / (BLOCKS - 2) / spread))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], legend: str) -> None:
+    """A plain table, and below it a line that says what its columns are."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=WIDTH, highlight=False)
+    console.print(table)
+    console.print(legend, markup=False)
+    console.print()
