@@ -28,7 +28,11 @@ def main() -> int:
     from worker.models.load import ModelLoader
     from worker.service import Service
 
-    loader = ModelLoader(configured.model, memory_limit_bytes=configured.memory_limit_bytes)
+    loader = ModelLoader(
+        configured.model,
+        memory_headroom=configured.memory_headroom,
+        memory_limit_bytes=configured.memory_limit_bytes,
+    )
     try:
         service = Service(loader, configured)
     except sockets.EndpointError as error:

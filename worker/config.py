@@ -11,6 +11,7 @@ from protocol import logs
 from protocol.settings import public_name
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Bytes = Annotated[int, Meta(ge=1)]
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
@@ -28,12 +29,27 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     max_running: Annotated[
         int, Meta(ge=1, le=4096, description="requests that decode together; more wait their turn")
     ] = 16
+    inter_token_target_s: Annotated[
+        Seconds, Meta(description="seconds between two tokens of a stream that prompts of others may cause")
+    ] = 0.1
     prefill_tokens: Annotated[
-        int, Meta(ge=1, le=65536, description="prompt tokens run between two decode steps")
-    ] = 512
-    memory_limit_bytes: Annotated[
-        int | None, Meta(ge=0, description="refuse a model larger than this; none: what the machine has")
+        int, Meta(ge=1, le=65536, description="prompt tokens run between two decode steps at the most")
+    ] = 2048
+    admission_window_s: Annotated[
+        float,
+        Meta(
+            ge=0, le=1, description="seconds an idle worker that gets a request waits for others to join it"
+        ),
+    ] = 0.005
+    cache_limit_bytes: Annotated[
+        Bytes | None, Meta(description="bytes for the caches of all requests; none: what the machine has")
     ] = None
+    memory_limit_bytes: Annotated[
+        Bytes | None, Meta(description="bytes for weights, caches and headroom; none: what the machine has")
+    ] = None
+    memory_headroom: Annotated[
+        float, Meta(ge=0, lt=1, description="the share of memory that weights and caches leave free")
+    ] = 0.1
     stall_timeout_s: Annotated[
         Seconds,
         Meta(description="seconds without a step, while rows run, after which the worker ends itself"),

@@ -24,7 +24,12 @@ class ModelError(Exception):
 class Draw:
     """How one request's tokens are drawn, every choice made. Temperature 0 is greedy.
 
-    `top_p` 1, `top_k` 0 and `min_p` 0 are off. The token at a position depends on `seed` and the position.
+    `top_p` 1, `top_k` 0, `min_p` 0 and the neutral penalties (1, 0, 0) are off. The token at a position
+    depends on `seed` and the position. `logit_bias` is added to the logits. `repetition_penalty` divides (or,
+    below zero, multiplies) the logits of tokens that the prompt or the answer has; `presence_penalty` and
+    `frequency_penalty` are subtracted for tokens of the answer, once or once for each occurrence. The answer
+    begins with the tokens of `forced`. `logprobs`: how many of the most likely tokens to report beside the
+    drawn one; None: report nothing.
     """
 
     seed: int = 0
@@ -32,13 +37,21 @@ class Draw:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    forced: tuple[int, ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request as the model thread takes it: rendered, tokenized, every default filled in.
 
-    `max_tokens` is at least 1 and fits the context. `end_tokens` is empty when the request ignores them.
+    `max_tokens` is at least 1 and fits the context. `end_tokens` is empty when the request ignores them. Of
+    several waiting the smallest `priority` goes first. `deadline_s`: seconds from its arrival after which it
+    is given up; None: never.
     """
 
     id: str
@@ -47,6 +60,8 @@ class Prepared:
     stop: tuple[str, ...]
     max_tokens: int
     end_tokens: frozenset[int]
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 class Preparer(Protocol):
@@ -68,22 +83,60 @@ class Pipeline(Protocol):
     def flush(self) -> str:
         """What was held back, once no token follows."""
 
+    def spell(self, token: int) -> bytes:
+        """The bytes a token stands for, whatever was pushed: for reports of log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """How likely a drawn token was, by the model alone: before bias, penalties, filters and temperature.
+
+    `top`: the most likely tokens with theirs, the likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one decode step read: at most one token for each started row, none for one that has just joined.
+
+    `likelihoods`: of the rows that ask for them.
+    """
+
+    tokens: Mapping[str, int]
+    likelihoods: Mapping[str, Likelihood]
+
 
 class Engine(Protocol):
-    """Rows of one model. A row is prefilled alone in chunks, then decodes together with all others.
+    """Rows of one model. A row is prefilled in chunks, then decodes together with all others.
 
     Used by the model thread only.
     """
 
-    def prefill(self, row: str, tokens: Sequence[int]) -> None:
-        """Run a chunk of the row's prompt, all of it but the last token in the end."""
+    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        """Run a chunk of the prompt of each row, in the end all of it but the last token.
 
-    def start(self, row: str, token: int, position: int, draw: Draw) -> None:
-        """The row joins the batch: `token` is the last of its prompt, `position` the index of the first
-        token it will draw (the length of its prompt)."""
+        Several rows may be run together. If this raises, their caches are lost: drop them.
+        """
 
-    def step(self) -> Mapping[str, int]:
-        """The next token of every started row. Rows that have ended must be dropped before the next call."""
+    def fork(self, row: str, copy: str) -> None:
+        """`copy` begins where `row`, which is not started, stands: their prompts are equal up to there."""
+
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
+        """The row joins the batch at the next step, which feeds the last of `tokens`.
+
+        `tokens`: its prompt, the first `prompt_tokens` of them, and what it has answered already, if it was
+        preempted or resumed. All but the last have been prefilled. Cheap: nothing is computed here.
+        """
+
+    def step(self) -> Step:
+        """Feed every started row its last token; return the tokens drawn by the previous call.
+
+        So the first token of a row is returned by the second step after its start. Rows that have ended must
+        be dropped before the next call.
+        """
 
     def drop(self, row: str) -> None:
         """Forget a row, wherever it stands. Unknown rows are no error."""
@@ -94,16 +147,21 @@ class Engine(Protocol):
     def cache_bytes(self) -> int:
         """Bytes held by the caches of all rows."""
 
+    def row_bytes(self, tokens: int) -> int:
+        """Bytes that the caches of one row of so many tokens will take, estimated without evaluation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a loaded model is. `rows_max` None: as many as memory takes; 1: upstream cannot batch it."""
+    """What a loaded model is. `batched`: rows share forward passes; else each has its own. `cache_bytes_max`:
+    what memory leaves for the caches of all rows; None: not known."""
 
     name: str
     context_length: int
     parameters: int
     capabilities: Capabilities
-    rows_max: int | None
+    batched: bool = True
+    cache_bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,158 +1,177 @@
-"""The batch of one model: rows prefilled alone, then decoded together, on upstream's per-layer caches.
+"""The rows of one model: prefilled in chunks, then decoded together, on caches of ours over upstream's.
 
 A row is in one of three places: *prefilling*, with caches of its own; *joining*, started since the last
-step; or *in the batch*. What must hold: the caches of the batch, its pending tokens, draws and positions have
-one entry per row, in one order. A row dropped from the batch leaves a hole there until the next step, which
-closes all holes and takes in all joining rows at once, because each change copies the caches.
+step; or in a *group* of rows that decode in one forward pass. Mostly there is one group; rows of very unequal
+length are kept in several, and rows of a model that cannot be batched in one each. What must hold: a group's
+caches, pending tokens and sampler have one entry per row, in one order. A row that is dropped leaves a hole
+until the next step, which closes all holes and takes in all joining rows at once.
 
-Decoding is double-buffered: `step` starts the forward pass that consumes the pending tokens before it reads
+Decoding is double-buffered: `step` dispatches the forward pass that feeds the pending tokens before it reads
 them, so the device works while the tokens are handled. One pass is wasted when a row ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import Draw
-from worker.sampling import Sampler
+from worker.caches import grouping
+from worker.caches.batch import RowCaches
+from worker.caches.cost import row_cost
+from worker.caches.prefill import prefill_together
+from worker.caches.trial import can_decode_together, can_prefill_together
+from worker.contract import Draw, Likelihood, Step
+from worker.group import Group, Member
+from worker.sampling import Row, Sampled
 
 TOKENS_PER_CLEAR = 256
-"""How deep the batch advances before buffers that are kept for reuse are given back to the system."""
-
-Caches = list[Any]
-"""One cache per layer, of whatever classes upstream's model makes."""
+"""How deep the rows advance before buffers that are kept for reuse are given back to the system."""
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row of the batch, or about to join it. `position`: the index of its pending token in its sequence."""
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What a forward pass draws, with the rows it was for, in their order."""
 
-    name: str | None
-    draw: Draw
-    position: int
-
-
-@dataclass(slots=True)
-class _Joining:
-    """A started row before it is in the batch. `token`: [1], what it drew, maybe not computed yet."""
-
-    row: _Row
-    token: mx.array
-    caches: Caches
+    members: list[Member]
+    sampled: Sampled
 
 
 class BatchEngine:
-    """`contract.Engine` on MLX. A model that is not `is_batchable` can hold one started row at a time."""
+    """`contract.Engine` on MLX."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._prefilling: dict[str, Caches] = {}
-        self._joining: list[_Joining] = []
+        self.is_batchable = can_decode_together(model)
+        self._can_pad = self.is_batchable and can_prefill_together(model)
+        self._cost = row_cost(model)
+        self._prefilling: dict[str, RowCaches] = {}
+        self._members: dict[str, Member] = {}
+        self._joining: list[Member] = []
+        self._groups: list[Group] = []
+        self._unread: list[_Unread] = []
         self._advanced = 0
-        self._empty()
 
-    def _empty(self) -> None:
-        self._rows: list[_Row] = []
-        self._caches: Caches = []
-        self._merged = False  # a row that is alone keeps its own caches: they are quicker than a batch of one
-        self._tokens = mx.array([], mx.uint32)
-        self._sampler = Sampler([])
+    # --- prefill ---
 
-    def prefill(self, row: str, tokens: Sequence[int]) -> None:
-        """See `contract.Engine`. Returns when the chunk is computed."""
-        caches = self._prefilling.get(row)
-        if caches is None:
-            caches = self._prefilling[row] = make_prompt_cache(self._model)
-        self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
-        mx.eval(_state(caches))
-        self._advance(len(tokens))
+    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        """See `contract.Engine`. Returns when the chunks are computed."""
+        if self._can_pad and len(chunks) > 1 and not self._prefilling.keys() & chunks.keys():
+            self._prefilling |= prefill_together(self._model, chunks)
+        else:
+            for row, tokens in chunks.items():
+                caches = self._prefilling.setdefault(row, self._fresh())
+                self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
+        mx.eval([cache.state for row in chunks for cache in self._prefilling[row]])
+        self._advance(max(map(len, chunks.values())))
 
-    def start(self, row: str, token: int, position: int, draw: Draw) -> None:
-        """See `contract.Engine`. Returns at once; the first token is read by the next step."""
-        caches = self._prefilling.pop(row, None) or make_prompt_cache(self._model)
-        logits = self._model(mx.array([[token]], mx.uint32), cache=caches)[:, -1, :]
-        first = Sampler([draw])(logits, [position])
-        mx.async_eval(first, _state(caches))
-        self._joining.append(_Joining(_Row(row, draw, position), first, caches))
+    def fork(self, row: str, copy: str) -> None:
+        """See `contract.Engine`."""
+        if row in self._prefilling:
+            self._prefilling[copy] = deepcopy(self._prefilling[row])
 
-    def step(self) -> Mapping[str, int]:
-        """See `contract.Engine`. Waits for the tokens that the last step, or `start`, set out to compute."""
-        self._close_holes()
-        self._take_in()
-        if not self._rows:
-            return {}
-        pending = self._tokens
-        for row in self._rows:
-            row.position += 1
-        logits = self._model(pending[:, None], cache=self._caches)[:, -1, :]
-        self._tokens = self._sampler(logits, [row.position for row in self._rows])
-        # Offsets and paddings grow by one lazy addition a step; unless evaluated here, they would pile up.
-        mx.async_eval(self._tokens, _state(self._caches))
-        drawn = cast("list[int]", pending.tolist())
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
+        """See `contract.Engine`."""
+        caches = self._prefilling.pop(row, None) or self._fresh()
+        drawing = Row(draw, tokens, prompt_tokens)
+        member = Member(row, len(tokens), drawing, mx.array([tokens[-1]], mx.uint32), caches)
+        self._members[row] = member
+        self._joining.append(member)
+
+    # --- decode ---
+
+    def step(self) -> Step:
+        """See `contract.Engine`. Waits for what the last step set out to compute."""
+        unread, self._unread = self._unread, []
+        self._reseat()
+        for group in self._groups:
+            sampled = group.dispatch(self._model)
+            self._unread.append(_Unread(list(group.members), sampled))
+        tokens: dict[str, int] = {}
+        likelihoods: dict[str, Likelihood] = {}
+        for pass_ in unread:
+            drawn = pass_.sampled.tokens.tolist()
+            for member, token in zip(pass_.members, drawn, strict=True):
+                if not member.dropped:
+                    tokens[member.name] = token
+            for place, likelihood in pass_.sampled.likelihoods().items():
+                if not pass_.members[place].dropped:
+                    likelihoods[pass_.members[place].name] = likelihood
         self._advance(1)
-        return {row.name: token for row, token in zip(self._rows, drawn, strict=True) if row.name is not None}
+        return Step(tokens, likelihoods)
 
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""
         self._prefilling.pop(row, None)
-        self._joining = [joining for joining in self._joining if joining.row.name != row]
-        for member in self._rows:
-            if member.name == row:
-                member.name = None
-        if all(member.name is None for member in self._rows):
-            self._empty()
+        member = self._members.pop(row, None)
+        if member is None:
+            return
+        member.dropped = True
+        self._joining = [joining for joining in self._joining if joining is not member]
+        # What nobody waits for is let go at once, not at a step that may never come.
+        self._groups = [group for group in self._groups if not group.is_abandoned]
+        self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
 
     def reset(self) -> None:
         """See `contract.Engine`."""
-        self._prefilling.clear()
-        self._joining.clear()
-        self._empty()
+        for held in (self._prefilling, self._members, self._joining, self._groups, self._unread):
+            held.clear()
         mx.clear_cache()
+
+    # --- bytes ---
 
     def cache_bytes(self) -> int:
         """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
-        everywhere = [
-            *self._prefilling.values(),
-            *(joining.caches for joining in self._joining),
-            self._caches,
-        ]
-        return sum(cache.nbytes for caches in everywhere for cache in caches)
+        rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
+        return sum(cache.nbytes for caches in rows for cache in caches) + sum(g.nbytes for g in self._groups)
 
-    def _close_holes(self) -> None:
-        kept = [index for index, row in enumerate(self._rows) if row.name is not None]
-        if len(kept) == len(self._rows):
+    def row_bytes(self, tokens: int) -> int:
+        """See `contract.Engine`."""
+        return self._cost(tokens)
+
+    # --- who decodes with whom ---
+
+    def _reseat(self) -> None:
+        if not self._joining and not any(group.has_holes for group in self._groups):
             return
-        indices = mx.array(kept, mx.int32)
-        for cache in self._caches:
-            cache.filter(indices)
-        self._tokens = self._tokens[indices]
-        self._seat([self._rows[index] for index in kept])
-
-    def _take_in(self) -> None:
         joining, self._joining = self._joining, []
-        if not joining:
-            return
-        if not self._rows and len(joining) == 1:
-            self._caches = joining[0].caches
-        elif not self._merged:
-            alone = [self._caches] if self._rows else []
-            self._caches = _merge([*alone, *(row.caches for row in joining)])
-            self._merged = True
-        else:
-            for cache, other in zip(self._caches, _merge([row.caches for row in joining]), strict=True):
-                cache.extend(other)
-        self._tokens = mx.concatenate([self._tokens, *(row.token for row in joining)])
-        self._seat([*self._rows, *(row.row for row in joining)])
+        coming = self._placed(joining) if self.is_batchable else self._apart(joining)
+        for group, members in zip(self._groups, coming, strict=True):
+            group.reseat(members, self._fresh)
+        self._groups = [group for group in self._groups if group.members]
 
-    def _seat(self, rows: list[_Row]) -> None:
-        self._rows = rows
-        self._sampler = Sampler([row.draw for row in rows])
+    def _apart(self, joining: list[Member]) -> list[list[Member]]:
+        """Who joins which group, where every row has one of its own."""
+        coming: list[list[Member]] = [[] for _ in self._groups]
+        coming += [[member] for member in joining]
+        self._groups += [Group() for _ in joining]
+        return coming
+
+    def _placed(self, joining: list[Member]) -> list[list[Member]]:
+        """Who joins which group; groups are added and formed anew as memory asks for it."""
+        lengths = [[member.length for member in group.living] for group in self._groups]
+        coming: list[list[Member]] = [[] for _ in self._groups]
+        for member in sorted(joining, key=lambda member: -member.length):
+            place = grouping.place(lengths, member.length)
+            if place == len(lengths):
+                self._groups.append(Group())
+                lengths.append([])
+                coming.append([])
+            lengths[place].append(member.length)
+            coming[place].append(member)
+        if grouping.is_fine(lengths):
+            return coming
+        everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
+        parts = grouping.partition([member.length for member in everybody])
+        self._groups = [Group() for _ in parts]
+        return [[everybody[row] for row in part] for part in parts]
+
+    def _fresh(self) -> RowCaches:
+        return make_prompt_cache(self._model)
 
     def _advance(self, tokens: int) -> None:
         # Clearing costs every later step its warm buffers, never clearing keeps those of outgrown caches.
@@ -160,24 +179,3 @@ class BatchEngine:
         if self._advanced >= TOKENS_PER_CLEAR:
             self._advanced = 0
             mx.clear_cache()
-
-
-def is_batchable(model: nn.Module) -> bool:
-    """Whether the caches of every layer can be merged, extended and filtered: found by doing it."""
-    try:
-        batch, other = (_merge([make_prompt_cache(model) for _ in range(2)]) for _ in range(2))
-        for cache, joining in zip(batch, other, strict=True):
-            cache.extend(joining)
-            cache.filter(mx.array([0, 2], mx.int32))
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return False
-    return True
-
-
-def _merge(rows: Sequence[Caches]) -> Caches:
-    """Caches of single rows -> caches of one batch, layer by layer."""
-    return [layer[0].merge(layer) for layer in map(list, zip(*rows, strict=True))]
-
-
-def _state(caches: Caches) -> list[Any]:
-    return [cache.state for cache in caches]

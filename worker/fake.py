@@ -19,26 +19,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from msgspec import Meta, Struct
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.errors import Code, RequestError
 from protocol.messages import Capabilities, Generate
-from worker.config import WorkerSettings
-from worker.contract import Draw, Facts, Model, ModelError, Prepared, Progress
+from worker.config import Bytes, WorkerSettings
+from worker.contract import Draw, Facts, Likelihood, Model, ModelError, Prepared, Progress, Step
 from worker.service import Service
 
 CONTEXT_LENGTH = 8192
+TOKEN_BYTES = 16
 TOKENS_DEFAULT = 32
 END = 0
 WORDS = ("steam", "signal", "turntable", "wagon", "tender", "駅", "🚂", "boiler", "rails", "whistle")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Script:
     """What a prompt asks of the engine, by token number where it has one."""
 
@@ -78,36 +80,57 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FakePrepared(Prepared):
+    """A request that keeps its script alive: a row may be dropped, and started again."""
+
+    script: Script = field(default_factory=Script)
+
+
 @dataclass(slots=True)
 class FakeRow:
+    """A started row. `fed`: a step has set out to draw its next token."""
+
     script: Script
     draw: Draw
-    position: int
-    drawn: int = 0
+    prompt_tokens: int
+    drawn: int
+    fed: bool = False
 
 
 @dataclass(slots=True)
 class FakeEngine:
-    """Rows that follow their scripts. Scripts come from the preparers, over a dict that both share."""
+    """Rows that follow their scripts, which come from the preparers over a mapping that both share."""
 
-    scripts: dict[str, Script]
+    scripts: MutableMapping[str, Script]
     step_ms: float
     rows: dict[str, FakeRow] = field(default_factory=dict)
 
-    def prefill(self, row: str, tokens: Sequence[int]) -> None:
-        if self.scripts[row].oom:
+    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        if any(self._script(row).oom for row in chunks):
             raise MemoryError("scripted: out of memory")
 
-    def start(self, row: str, token: int, position: int, draw: Draw) -> None:
-        if self.scripts[row].oom:
-            raise MemoryError("scripted: out of memory")
-        self.rows[row] = FakeRow(self.scripts[row], draw, position)
+    def fork(self, row: str, copy: str) -> None:
+        """Rows have no caches here."""
 
-    def step(self) -> Mapping[str, int]:
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
+        script = self._script(row)
+        if script.oom:
+            raise MemoryError("scripted: out of memory")
+        self.rows[row] = FakeRow(script, draw, prompt_tokens, drawn=len(tokens) - prompt_tokens)
+
+    def _script(self, row: str) -> Script:
+        return self.scripts.get(row, Script())
+
+    def step(self) -> Step:
         pause_ms = max([self.step_ms, *(row.script.slow_ms for row in self.rows.values())])
         if pause_ms:
             time.sleep(pause_ms / 1000)
-        return {id: self._draw(row) for id, row in self.rows.items()}
+        drawn = {id: self._draw(row) for id, row in self.rows.items() if row.fed}
+        for row in self.rows.values():
+            row.fed = True
+        asking = {id: self.rows[id].draw.logprobs for id in drawn}
+        return Step(drawn, {id: _likelihood(drawn[id], top) for id, top in asking.items() if top is not None})
 
     def _draw(self, row: FakeRow) -> int:
         script, number = row.script, row.drawn
@@ -121,22 +144,30 @@ class FakeEngine:
             return END
         row.drawn += 1
         seed = row.draw.seed if row.draw.temperature else 0
-        return 1 + (seed + 7 * (row.position + number)) % len(WORDS)
+        return 1 + (seed + 7 * (row.prompt_tokens + number)) % len(WORDS)
 
     def drop(self, row: str) -> None:
         self.rows.pop(row, None)
-        self.scripts.pop(row, None)
 
     def reset(self) -> None:
         self.rows.clear()
 
     def cache_bytes(self) -> int:
-        return 1024 * len(self.rows)
+        return sum(self.row_bytes(row.prompt_tokens + row.drawn) for row in self.rows.values())
+
+    def row_bytes(self, tokens: int) -> int:
+        return TOKEN_BYTES * tokens
+
+
+def _likelihood(token: int, top: int) -> Likelihood:
+    """The drawn token is the likeliest, those after it in the vocabulary follow."""
+    others = [(token + n) % (len(WORDS) + 1) for n in range(top)]
+    return Likelihood(-0.5, tuple((other, -0.5 * (1 + n)) for n, other in enumerate(others)))
 
 
 @dataclass(slots=True)
 class FakePreparer:
-    scripts: dict[str, Script]
+    scripts: MutableMapping[str, Script]
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         text = request.prompt or "\n".join(_texts(request.messages or []))
@@ -149,13 +180,20 @@ class FakePreparer:
             message += f"However, your messages resulted in {len(tokens)} tokens."
             raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
         self.scripts[request.id] = script
-        return Prepared(
+        return FakePrepared(
             id=request.id,
             tokens=tokens,
-            draw=Draw(seed=request.sampling.seed, temperature=request.sampling.temperature or 0.0),
+            draw=Draw(
+                seed=request.sampling.seed,
+                temperature=request.sampling.temperature or 0.0,
+                logprobs=request.sampling.logprobs,
+            ),
             stop=tuple(request.stop),
             max_tokens=request.max_tokens or CONTEXT_LENGTH - len(tokens),
             end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            script=script,
         )
 
 
@@ -181,6 +219,9 @@ class FakePipeline:
     def flush(self) -> str:
         return ""
 
+    def spell(self, token: int) -> bytes:
+        return b"" if token == END else self.push(token).encode()
+
 
 @dataclass(slots=True)
 class FakeLoader:
@@ -198,9 +239,9 @@ class FakeLoader:
         for tenth in range(10):
             progress(tenth * 1000, 10_000)
             time.sleep(self.load_s / 10)
-        scripts: dict[str, Script] = {}
+        scripts: MutableMapping[str, Script] = WeakValueDictionary()
         return Model(
-            facts=Facts(self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images), None),
+            facts=Facts(self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images)),
             engine=FakeEngine(scripts, self.step_ms),
             open_preparer=lambda: FakePreparer(scripts),
             open_pipeline=lambda request: FakePipeline(scripts[request.id].text),
@@ -213,6 +254,7 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_nam
     endpoint: Annotated[str, Meta(description="where the gateway is")]
     name: Annotated[str, Meta(description="the model's name")] = "fake"
     max_running: Annotated[int, Meta(ge=1, description="rows")] = 16
+    cache_limit_bytes: Annotated[Bytes | None, Meta(description="bytes for caches")] = None
     step_ms: Annotated[float, Meta(ge=0, description="how long a step takes")] = 0.0
     load_s: Annotated[float, Meta(ge=0, description="how long loading takes")] = 0.0
     stall_timeout_s: Annotated[float, Meta(gt=0, description="seconds without a step")] = 120.0
@@ -235,6 +277,7 @@ def main() -> int:
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,
         max_running=configured.max_running,
+        cache_limit_bytes=configured.cache_limit_bytes,
         stall_timeout_s=configured.stall_timeout_s,
     )
     try:

@@ -1,8 +1,10 @@
 """The model thread: take commands, plan, carry out, publish. All of MLX happens below `Engine`.
 
 A row's fault ends that row. A step that fails belongs to nobody in particular: its rows fail and the engine
-is reset. After `FAILURES_MAX` failures without a decode step that works in between the thread gives up, so
-that a supervisor starts a fresh process.
+is reset. Several prompts that fail together are run again one by one, so that the one at fault fails alone.
+After `FAILURES_MAX` failures without a token in between the thread gives up, so that a supervisor starts a
+fresh process. The failure of a prompt counts only if the engine then fails on a harmless one as well: no
+client can end the worker with prompts of its own.
 """
 
 from __future__ import annotations
@@ -13,59 +15,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.errors import Code
-from protocol.messages import Delta, Events, Failed, Finished, Message, Timings, Usage
-from worker.contract import Model, Pipeline, Prepared
-from worker.scheduler import Chunk, Phase, Scheduler
+from protocol.errors import KINDS, Code, RequestError
+from protocol.messages import Delta, Events, Failed, Finished, Message
+from worker.answer import Answer
+from worker.commands import Command, Drop, Stop, Submit
+from worker.contract import Draw, Model, Prepared, Step
+from worker.rows import Chunk, Group, Phase, Row
+from worker.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 FAILURES_MAX = 10
 OUTBOX_MESSAGES_MAX = 2048
+PROBE = "probe"
+"""The row of the harmless prompt. A gateway draws its requests' ids, and never this one."""
+_PROBE_TOKENS = (0, 0)
 _BACKPRESSURE_WAIT_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A prepared request joins the queue."""
-
-    request: Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Nobody waits for this request any more; None: for none of them."""
-
-    id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the thread."""
-
-
-Command = Submit | Drop | Stop
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the loop keeps of one request besides its place in the scheduler."""
-
-    pipeline: Pipeline
-    submitted_at: float
-    prefill_at: float | None = None
-    decode_at: float | None = None
-    sequence: int = 0
-    tokens: int = 0
-
-    def timings(self, now: float) -> Timings:
-        prefill_at = self.prefill_at or now
-        decode_at = self.decode_at or now
-        return Timings(
-            queued_s=prefill_at - self.submitted_at,
-            prefill_s=decode_at - prefill_at,
-            decode_s=now - decode_at,
-        )
 
 
 @dataclass(slots=True)
@@ -84,7 +49,10 @@ class EngineKeepsFailing(Exception):
 
 @dataclass(slots=True)
 class Loop:
-    """One worker's rows. `publish` hands a message to the I/O thread, `backlog` says how many it holds."""
+    """One worker's rows. `publish` hands a message to the I/O thread, `backlog` says how many it holds.
+
+    `admission_window_s`: how long an idle loop that gets a request waits for others to share its batch.
+    """
 
     model: Model
     scheduler: Scheduler
@@ -92,32 +60,41 @@ class Loop:
     inbox: queue.SimpleQueue[Command]
     publish: Callable[[Message], None]
     backlog: Callable[[], int]
+    admission_window_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
-    _progress: dict[str, Progress] = field(default_factory=dict)
+    _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: int = 0
 
     def run(self) -> None:
         """Until `Stop`. Raises `EngineKeepsFailing`."""
         while self._take_commands():
-            if self.backlog() < OUTBOX_MESSAGES_MAX:
+            if self.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
                 self._step()
 
     # --- commands ---
 
     def _take_commands(self) -> bool:
         """Take all there are; wait for one when there is nothing else to do. False: stop."""
-        wait_s = None if not len(self.scheduler) else 0.0
-        if len(self.scheduler) and self.backlog() >= OUTBOX_MESSAGES_MAX:
-            wait_s = _BACKPRESSURE_WAIT_S
+        was_idle = not len(self.scheduler)
+        is_clogged = self.backlog() >= OUTBOX_MESSAGES_MAX
+        wait_s = None if was_idle else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
+        window_ends: float | None = None
         while True:
             try:
                 command = self.inbox.get(block=wait_s != 0.0, timeout=wait_s)
             except queue.Empty:
-                return True
-            wait_s = 0.0
+                break
             if not self._obey(command):
                 return False
+            wait_s = 0.0
+            if was_idle and len(self.scheduler) and not self.scheduler.is_full:
+                now = self.clock()
+                window_ends = window_ends or now + self.admission_window_s
+                wait_s = max(0.0, window_ends - now)
+        if is_clogged:
+            self.scheduler.lap(self.clock(), decoded=None)
+        return True
 
     def _obey(self, command: Command) -> bool:
         match command:
@@ -125,7 +102,7 @@ class Loop:
                 self._submit(request)
             case Drop(id=None):
                 for row in self.scheduler:
-                    self._leave(row.request.id)
+                    self._leave(row.id)
             case Drop(id=str() as id):
                 self._leave(id)
             case Stop():
@@ -134,134 +111,190 @@ class Loop:
         return True
 
     def _submit(self, request: Prepared) -> None:
+        if self.scheduler.get(request.id) is not None:
+            # Its one flight at the gateway hears from the row that is here.
+            log.warning("%s: is here already", request.id)
+            return
+        now = self.clock()
         try:
             pipeline = self.model.open_pipeline(request)
+            row = self.scheduler.add(request, now)
+        except RequestError as error:
+            self._publish_failure(request.id, error.code, error.message)
         except Exception as error:  # the request boundary: its fault, its failure
             log.exception("%s: no output pipeline", request.id)
-            self._publish_failure(request.id, error)
-            return
-        self.scheduler.add(request)
-        self._progress[request.id] = Progress(pipeline, submitted_at=self.clock())
+            self._publish_failure(request.id, Code.ENGINE_ERROR, _wording(error))
+        else:
+            self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
 
-    def _leave(self, id: str) -> Progress | None:
+    def _leave(self, id: str) -> None:
         """The one place where a row is freed."""
         self.scheduler.drop(id)
         self.model.engine.drop(id)
-        return self._progress.pop(id, None)
+        self._answers.pop(id, None)
 
     # --- steps ---
 
     def _step(self) -> None:
-        plan = self.scheduler.plan()
-        if not plan:
-            return
-        # The chunks were cut for caches that a failed step has lost: the next plan cuts them anew.
-        if not plan.decode or self._decode():
-            for chunk in plan.chunks:
-                self._prefill(chunk)
-        self._count()
+        began = self.clock()
+        for row in self.scheduler.overdue(began):
+            self._fail_row(row.id, Code.DEADLINE_EXCEEDED, KINDS[Code.DEADLINE_EXCEEDED].wording)
+        if decodes := self.scheduler.decodes:
+            self._decode()
+        else:
+            self.scheduler.lap(began, decoded=None)
+        plan = self.scheduler.plan(self.counters.cache_bytes)
+        self._count_rows()  # who is stuck in a prefill is known to be running
+        for row in plan.preempted:
+            log.info("%s: preempted at %d tokens", row.id, row.length)
+            self.model.engine.drop(row.id)
+        for group in plan.groups:
+            self._prefill(group)
+            if not self.inbox.empty():
+                break  # a cancel need not wait for the rest, which is planned again
+        if not decodes:
+            self.scheduler.lap(self.clock(), decoded=False)
         self.counters.steps += 1
+        self._count()
 
-    def _decode(self) -> bool:
-        """Whether the step worked."""
+    def _decode(self) -> None:
         try:
-            tokens = self.model.engine.step()
+            step = self.model.engine.step()
         except Exception as error:  # nobody's fault in particular
             self._fail_step(error)
-            return False
-        self._failures = 0
+            return
+        # A step without tokens has only set out to compute some.
+        self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
+        if step.tokens:
+            self._failures = 0
+            self._hand_out(step)
+
+    def _hand_out(self, step: Step) -> None:
         deltas: list[Delta] = []
         ended: list[tuple[str, str]] = []
-        for id, token in tokens.items():
-            self._gain(id, token, deltas, ended)
+        likelihoods, answered = step.likelihoods, self.scheduler.answered
+        for id, token in step.tokens.items():
+            answer = self._answers.get(id)
+            if answer is None:
+                continue
+            try:
+                fits = answered(answer.row, token)
+                delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
+            except Exception as error:  # the request boundary
+                log.exception("%s: output failed", id)
+                self._fail_row(id, Code.ENGINE_ERROR, _wording(error))
+                continue
+            deltas.append(delta)
+            if reason is not None:
+                ended.append((id, reason))
         if deltas:
             self.publish(Events(incarnation=self.incarnation, deltas=deltas))
         for id, reason in ended:
             self._finish(id, reason)
-        return True
 
-    def _gain(self, id: str, token: int, deltas: list[Delta], ended: list[tuple[str, str]]) -> None:
-        row, progress = self.scheduler.get(id), self._progress.get(id)
-        if row is None or progress is None:
-            return
-        progress.tokens += 1
+    def _prefill(self, group: Group) -> None:
+        now = self.clock()
+        for chunk in group:
+            answer = self._answers[chunk.row.id]
+            answer.prefill_at = answer.prefill_at or now
+        chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         try:
-            text, reason = _advance(row.request, progress, token)
+            if chunks:
+                self.model.engine.prefill(chunks)
         except Exception as error:  # the request boundary
-            log.exception("%s: output failed", id)
-            self._fail_row(id, error)
+            log.exception("%s: prefill failed", ", ".join(chunks))
+            self._retry_apart(group, error)
+            self.scheduler.lap(self.clock(), decoded=None)
             return
-        deltas.append(Delta(id=id, sequence=progress.sequence, tokens=[token], text=text))
-        progress.sequence += 1
-        if reason is not None:
-            ended.append((id, reason))
-
-    def _prefill(self, chunk: Chunk) -> None:
-        request, progress = chunk.row.request, self._progress[chunk.row.request.id]
-        if progress.prefill_at is None:
-            progress.prefill_at = self.clock()
-        try:
-            if chunk.tokens:
-                self.model.engine.prefill(request.id, chunk.tokens)
+        self.scheduler.ran(group)
+        for chunk in group:
             if chunk.last:
-                self.model.engine.start(request.id, request.tokens[-1], len(request.tokens), request.draw)
-        except Exception as error:  # the request boundary: a prompt is run alone
-            log.exception("%s: prefill failed", request.id)
-            self._fail_row(request.id, error)
-            self._count_failure(error)
+                self._start(chunk)
+
+    def _retry_apart(self, group: Group, error: Exception) -> None:
+        if len(group) == 1:
+            self._fail_prefill(group[0].row, error)
             return
-        self.scheduler.ran(chunk)
-        if chunk.last:
-            progress.decode_at = self.clock()
+        for chunk in group:
+            self.model.engine.drop(chunk.row.id)
+        for chunk in group:
+            self._prefill([chunk])
+
+    def _start(self, chunk: Chunk) -> None:
+        """Start a row and its copies, which must be made of it before it starts."""
+        engine = self.model.engine
+        for row in (*chunk.copies, chunk.row):
+            try:
+                if row is not chunk.row:
+                    engine.fork(chunk.row.id, row.id)
+                engine.start(row.id, row.tokens, len(row.request.tokens), row.request.draw)
+            except Exception as error:  # the request boundary
+                log.exception("%s: start failed", row.id)
+                self._fail_prefill(row, error)
+                continue
+            self.scheduler.started(row)
+            answer = self._answers[row.id]
+            answer.decode_at = answer.decode_at or self.clock()
+            answer.prefill_at = answer.prefill_at or answer.decode_at
 
     # --- ends ---
 
     def _finish(self, id: str, reason: str) -> None:
-        row = self.scheduler.get(id)
-        progress = self._leave(id)
-        if row is None or progress is None:
-            return
-        usage = Usage(prompt_tokens=len(row.request.tokens), completion_tokens=progress.tokens)
-        timings = progress.timings(self.clock())
+        answer = self._answers[id]
+        self._leave(id)
         self.publish(
-            Finished(incarnation=self.incarnation, id=id, reason=reason, usage=usage, timings=timings)
+            Finished(
+                incarnation=self.incarnation,
+                id=id,
+                reason=reason,
+                usage=answer.usage(),
+                timings=answer.timings(self.clock()),
+            )
         )
 
-    def _fail_row(self, id: str, error: Exception) -> None:
+    def _fail_row(self, id: str, code: Code, message: str) -> None:
         self._leave(id)
-        self._publish_failure(id, error)
+        self._publish_failure(id, code, message)
 
-    def _publish_failure(self, id: str, error: Exception) -> None:
-        message = f"The model failed on this request ({type(error).__name__})."
-        self.publish(Failed(incarnation=self.incarnation, id=id, code=Code.ENGINE_ERROR, message=message))
+    def _publish_failure(self, id: str, code: Code, message: str) -> None:
+        self.publish(Failed(incarnation=self.incarnation, id=id, code=code, message=message))
 
     def _fail_step(self, error: Exception) -> None:
         log.error("step failed", exc_info=error)
         for row in self.scheduler:
             if row.phase is Phase.DECODE:
-                self._fail_row(row.request.id, error)
+                self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
         self.model.engine.reset()
         self.scheduler.rewind()
+        self.scheduler.lap(self.clock(), decoded=None)
         self._count_failure(error)
+
+    def _fail_prefill(self, row: Row, error: Exception) -> None:
+        """The prompt's fault, unless the engine cannot prefill anything else either."""
+        self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
+        engine = self.model.engine
+        try:
+            engine.prefill({PROBE: _PROBE_TOKENS[:-1]})
+            engine.start(PROBE, _PROBE_TOKENS, len(_PROBE_TOKENS), Draw())
+        except Exception as failure:  # the engine's
+            log.exception("the engine fails on a harmless prompt as well")
+            self._count_failure(failure)
+        finally:
+            engine.drop(PROBE)
 
     def _count_failure(self, error: Exception) -> None:
         self._failures += 1
         if self._failures >= FAILURES_MAX:
             raise EngineKeepsFailing(f"{self._failures} failures in a row, the last {error!r}")
 
-    def _count(self) -> None:
+    def _count_rows(self) -> None:
         self.counters.running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)
         self.counters.waiting = self.scheduler.count(Phase.WAITING)
+
+    def _count(self) -> None:
+        self._count_rows()
         self.counters.cache_bytes = self.model.engine.cache_bytes()
 
 
-def _advance(request: Prepared, progress: Progress, token: int) -> tuple[str, str | None]:
-    """The text a token brings and, where it is the last one, why."""
-    if token in request.end_tokens:
-        return progress.pipeline.flush(), "stop"
-    text = progress.pipeline.push(token)
-    if progress.pipeline.stopped:
-        return text, "stop"
-    if progress.tokens >= request.max_tokens:
-        return text + progress.pipeline.flush(), "length"
-    return text, None
+def _wording(error: Exception) -> str:
+    return f"The model failed on this request ({type(error).__name__})."

@@ -1,68 +1,55 @@
-"""Who runs in this step. Plain Python, deterministic, no MLX, no clock.
+"""Who runs in this step. Plain Python, deterministic: no MLX, no clock, measured times are handed in.
 
-Each step decodes every started row, then spends a budget of tokens on the prompts of the rows that came
-first. What must always hold: a request is in exactly one phase; at most `rows_max` are past waiting; nobody
-overtakes.
+Each step decodes every started row, then spends on prompts what time the running streams can spare. The order
+is that of priority, then of arrival. What must always hold: a request is in exactly one phase; at most
+`rows_max` are past waiting; what they have reserved is at most `bytes_max`; nobody takes a place or bytes
+that someone before them waits for. A preempted row waits where it stood before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from protocol.errors import Code, RequestError
 from worker.contract import Prepared
+from worker.ledger import Ledger
+from worker.pace import Budget, Pace, Work
+from worker.rows import Chunk, Group, Phase, Plan, Row, work_of
 
-
-class Phase(Enum):
-    """Where a request stands. It only ever moves forward, except when a failed step rewinds its prefill."""
-
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A request and how far it has come. `prefilled` counts prompt tokens that are in its cache."""
-
-    request: Prepared
-    phase: Phase = Phase.WAITING
-    prefilled: int = 0
-
-    @property
-    def prefill_left(self) -> int:
-        """Prompt tokens to run before the row can start: all but the last."""
-        return len(self.request.tokens) - 1 - self.prefilled
+SHORT_TOKENS_MAX = 256
+"""A prompt with no more than this to prefill may be run together with others."""
+PADDING_MAX = 0.25
+"""The most of a call with several rows that may be padding."""
+_SETTLING_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A part of one row's prompt to run in this step. `last`: the row starts to decode after it."""
+class Policy:
+    """What the scheduler keeps to. `row_bytes`: what the caches of a row of so many tokens take."""
 
-    row: Row
-    tokens: tuple[int, ...]
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step: decode what is started, then run the chunks in order."""
-
-    decode: bool = False
-    chunks: list[Chunk] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return self.decode or bool(self.chunks)
+    rows_max: int
+    prefill_tokens: int = 2048
+    inter_token_target_s: float = 0.1
+    bytes_max: int | None = None
+    row_bytes: Callable[[int], int] = lambda tokens: 0
 
 
 class Scheduler:
-    """The rows of one worker, first come first served."""
+    """The rows of one worker."""
 
-    def __init__(self, *, rows_max: int, prefill_tokens: int) -> None:
-        self._rows_max = rows_max
-        self._prefill_tokens = prefill_tokens
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._pace = Pace(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
+        self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
+        self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
+        self._deadlines: dict[str, float] = {}
+        self._ledger = Ledger(policy.bytes_max, policy.row_bytes)
+        self._settling = 0
+        self._lap_at = 0.0
+        self._work = Work()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -70,56 +57,223 @@ class Scheduler:
     def __iter__(self) -> Iterator[Row]:
         return iter(list(self._rows.values()))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more row would have to wait."""
+        return len(self._rows) >= self._policy.rows_max
+
+    @property
+    def decodes(self) -> bool:
+        """Whether any row is started."""
+        return bool(self._in[Phase.DECODE])
+
     def count(self, *phases: Phase) -> int:
         """How many rows stand in one of `phases`."""
-        return sum(row.phase in phases for row in self._rows.values())
+        return sum(len(self._in[phase]) for phase in phases)
 
     def get(self, id: str) -> Row | None:
         return self._rows.get(id)
 
-    def add(self, request: Prepared) -> Row:
-        """A request joins the end of the queue."""
+    # --- coming and going ---
+
+    def add(self, request: Prepared, now: float) -> Row:
+        """A request joins its queue. Raises `RequestError` for one that could never run."""
         if request.id in self._rows:
             raise ValueError(f"row {request.id} is there already")
-        row = self._rows[request.id] = Row(request)
+        if self._ledger.needs(len(request.tokens)) > self._ledger.bytes_max:
+            raise self._too_long(len(request.tokens))
+        number = next(self._arrivals)
+        digest = hash(request.tokens)
+        row = Row(
+            request=request,
+            order=(request.priority, number),
+            family=self._family(request.tokens, digest, number),
+            digest=digest,
+            tokens=request.tokens,
+            length=len(request.tokens),
+        )
+        self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
+        if request.deadline_s is not None:
+            self._deadlines[row.id] = now + request.deadline_s
         return row
 
     def drop(self, id: str) -> Row | None:
         """The one place where a row leaves, for whatever reason. Idempotent."""
-        return self._rows.pop(id, None)
+        row = self._rows.pop(id, None)
+        if row is not None:
+            del self._in[row.phase][id]
+            self._deadlines.pop(id, None)
+            self._ledger.release(row)
+            self._ledger.forget()
+        return row
 
-    def plan(self) -> Plan:
-        """The next step. Rows are admitted to prefill as places become free."""
-        free = self._rows_max - self.count(Phase.PREFILL, Phase.DECODE)
-        budget = self._prefill_tokens
-        chunks = []
-        for row in self._rows.values():
-            if budget <= 0:
-                break
-            if row.phase is Phase.WAITING and free > 0:
-                row.phase = Phase.PREFILL
-                free -= 1
-            if row.phase is Phase.PREFILL:
-                chunk = self._chunk(row, budget)
-                chunks.append(chunk)
-                # A row that starts costs a forward pass even when nothing is left to prefill.
-                budget -= max(1, len(chunk.tokens))
-        return Plan(decode=self.count(Phase.DECODE) > 0, chunks=chunks)
+    def overdue(self, now: float) -> list[Row]:
+        """Rows whose deadline has passed."""
+        return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
 
-    @staticmethod
-    def _chunk(row: Row, budget: int) -> Chunk:
-        size = min(budget, row.prefill_left)
-        tokens = row.request.tokens[row.prefilled : row.prefilled + size]
-        return Chunk(row, tokens, last=size == row.prefill_left)
+    def _family(self, tokens: tuple[int, ...], digest: int, number: int) -> int:
+        # A prompt of one token needs no prefill that could be shared.
+        if len(tokens) > 1:
+            for row in (*self._in[Phase.PREFILL].values(), *self._in[Phase.WAITING].values()):
+                if row.digest == digest and row.tokens == tokens:
+                    return row.family
+        return number
 
-    def ran(self, chunk: Chunk) -> None:
-        """A chunk has been carried out."""
-        chunk.row.prefilled += len(chunk.tokens)
-        if chunk.last:
-            chunk.row.phase = Phase.DECODE
+    def _too_long(self, tokens: int) -> RequestError:
+        fit = self._ledger.tokens_max(tokens)
+        return RequestError(
+            Code.CONTEXT_LENGTH_EXCEEDED,
+            f"This model's maximum context length is {fit} tokens in the memory of this server. However, "
+            f"your prompt resulted in {tokens} tokens. Please reduce the length of the prompt.",
+        )
+
+    # --- what has happened ---
+
+    def ran(self, group: Group) -> None:
+        """The chunks of a group are in their rows' caches."""
+        self._work = self._work.plus(work_of(group))
+        for chunk in group:
+            chunk.row.prefilled += len(chunk.tokens)
+
+    def started(self, row: Row) -> None:
+        """The row has joined the batch."""
+        self._move(row, Phase.DECODE)
+
+    def lap(self, now: float, *, decoded: bool | None) -> None:
+        """What was run since the last lap is done now, and so is a decode step, if `decoded`.
+
+        With streams running, a lap is what they wait from token to token. None: nothing is to be learned.
+        """
+        if decoded is not None:
+            self._pace.learn(now - self._lap_at, decoded=decoded, work=self._work)
+        self._lap_at, self._work = now, Work()
+
+    def answered(self, row: Row, token: int) -> bool:
+        """A token of its answer. False: there is no memory for another one even if the row were alone."""
+        row.answered.append(token)
+        row.length += 1
+        return row.length < row.roof or self._ledger.reserve(row)
 
     def rewind(self) -> None:
         """Every cache was lost: prefills begin anew. Started rows must have been dropped."""
-        for row in self._rows.values():
-            if row.phase is Phase.PREFILL:
-                row.prefilled = 0
+        for row in self._in[Phase.PREFILL].values():
+            row.prefilled = 0
+
+    # --- what is next ---
+
+    def plan(self, cache_bytes: int = 0) -> Plan:
+        """What to run before the next decode step. `cache_bytes`: what all caches really take."""
+        preempted = self._make_room(cache_bytes)
+        line = self._line(cache_bytes)
+        groups = self._fill(line, self._pace.budget(decoding=self.decodes)) if line else []
+        return Plan(groups, preempted)
+
+    def _line(self, cache_bytes: int) -> list[Row]:
+        """Rows in prefill and those that may join them now, in order.
+
+        A row joins rows that run only if each of them can grow by a block, or it would soon be preempted.
+        """
+        admitted = self.count(Phase.PREFILL, Phase.DECODE)
+        line = list(self._in[Phase.PREFILL].values())
+        places = self._policy.rows_max - admitted
+        if places > 0 and self._in[Phase.WAITING]:
+            free = self._ledger.free(cache_bytes) - admitted * self._ledger.block_bytes
+            for row in sorted(self._in[Phase.WAITING].values(), key=_order)[:places]:
+                free -= self._ledger.needs(row.length)
+                if free < 0 and (admitted or line):
+                    break
+                line.append(row)
+                free -= self._ledger.block_bytes
+        line.sort(key=_order)
+        return line
+
+    def _fill(self, line: list[Row], budget: Budget) -> list[Group]:
+        """The groups of one plan. Rows of `line` that get a chunk are admitted."""
+        # Of a family one row leads and the others wait for it. So would rows that merely begin alike.
+        leads: dict[int, Row] = {}
+        for row in line:
+            lead = leads.setdefault(row.family, row)
+            if row.prefilled > lead.prefilled:
+                leads[row.family] = row
+        heads = dict.fromkeys(leads[row.family] for row in line)
+        groups: list[Group] = []
+        while heads:
+            head = next(iter(heads))
+            size = budget.cut(head.left, head.prefilled) if head.left else 0
+            if head.left and not size:
+                break
+            del heads[head]
+            group = [self._chunk(head, size, line)]
+            if _is_short(head):
+                for row in _companions(head, heads, budget):
+                    del heads[row]
+                    group.append(self._chunk(row, row.left, line))
+            budget.spend(work_of(group))
+            groups.append(group)
+        return groups
+
+    def _chunk(self, row: Row, size: int, line: list[Row]) -> Chunk:
+        last = size == row.left
+        copies = tuple(other for other in line if last and other.family == row.family and other is not row)
+        for joining in (row, *copies):
+            if joining.phase is Phase.WAITING:
+                self._move(joining, Phase.PREFILL)
+                self._ledger.reserve(joining)
+        return Chunk(row, row.tokens[row.prefilled : row.prefilled + size], last, copies)
+
+    # --- bytes ---
+
+    def _make_room(self, cache_bytes: int) -> list[Row]:
+        """Preempt until what is reserved fits. The last row stays: alone it fits."""
+        preempted: list[Row] = []
+        ledger = self._ledger
+        self._settling = max(0, self._settling - 1)
+        # What caches really take may be more than was reserved, and falls a step or two behind.
+        surprised = cache_bytes > ledger.bytes_max and not self._settling
+        if surprised:
+            ledger.learn(cache_bytes)
+        while self.count(Phase.PREFILL, Phase.DECODE) > 1 and (
+            ledger.reserved > ledger.bytes_max or surprised
+        ):
+            preempted.append(self._preempt())
+            self._settling, surprised = 1 + _SETTLING_STEPS, False
+        return preempted
+
+    def _preempt(self) -> Row:
+        """The youngest of the least important loses its cache. It keeps its answer and its place in line."""
+        row = max((*self._in[Phase.PREFILL].values(), *self._in[Phase.DECODE].values()), key=_order)
+        self._move(row, Phase.WAITING)
+        self._ledger.release(row)
+        row.prefilled = 0
+        if row.answered:
+            row.tokens = (*row.request.tokens, *row.answered)
+            row.family, row.digest = next(self._arrivals), hash(row.tokens)
+        return row
+
+    def _move(self, row: Row, phase: Phase) -> None:
+        del self._in[row.phase][row.id]
+        row.phase = phase
+        self._in[phase][row.id] = row
+
+
+def _companions(head: Row, others: dict[Row, None], budget: Budget) -> list[Row]:
+    """Short prompts near enough in length to run in one call with `head`. None, if that one is cut."""
+    found: list[Row] = []
+    real, width = head.left, head.left
+    for row in others:
+        if not _is_short(row):
+            continue
+        widest, rows = max(width, row.left), 2 + len(found)
+        padding = 1 - (real + row.left) / (widest * rows)
+        if padding < PADDING_MAX and budget.holds(Work.call(rows, widest, 0)):
+            found.append(row)
+            real, width = real + row.left, widest
+    return found
+
+
+def _is_short(row: Row) -> bool:
+    return row.prefilled == 0 and 0 < row.left <= SHORT_TOKENS_MAX
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row.order

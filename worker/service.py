@@ -40,12 +40,13 @@ from protocol.messages import (
     new_incarnation,
 )
 from protocol.settings import EXIT_CONFIGURATION
+from worker.commands import Command, Drop, Stop, Submit
 from worker.config import WorkerSettings
 from worker.contract import Facts, Loader, Model, ModelError
-from worker.loop import Command, Counters, Drop, Loop, Stop, Submit
+from worker.loop import Counters, Loop
 from worker.outbox import Outbox
 from worker.pool import Outcome, PreparerPool
-from worker.scheduler import Scheduler
+from worker.scheduler import Policy, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -107,18 +108,24 @@ class Service:
         self._outbox.put(self._ready(model.facts))
         return Loop(
             model=model,
-            scheduler=Scheduler(
-                rows_max=self._rows_max(model.facts), prefill_tokens=self._settings.prefill_tokens
-            ),
+            scheduler=Scheduler(self._policy(model)),
             incarnation=self._incarnation,
             inbox=self._inbox,
             publish=self._outbox.put,
             backlog=self._outbox.depth,
+            admission_window_s=self._settings.admission_window_s,
             counters=self._counters,
         )
 
-    def _rows_max(self, facts: Facts) -> int:
-        return min(self._settings.max_running, facts.rows_max or self._settings.max_running)
+    def _policy(self, model: Model) -> Policy:
+        limit = self._settings.cache_limit_bytes
+        return Policy(
+            rows_max=self._settings.max_running,
+            prefill_tokens=self._settings.prefill_tokens,
+            inter_token_target_s=self._settings.inter_token_target_s,
+            bytes_max=model.facts.cache_bytes_max if limit is None else limit,
+            row_bytes=model.engine.row_bytes,
+        )
 
     # --- the I/O thread ---
 
@@ -224,7 +231,7 @@ class Service:
             incarnation=self._incarnation,
             model=facts.name,
             context_length=facts.context_length,
-            running_max=self._rows_max(facts),
+            running_max=self._settings.max_running,
             parameters=facts.parameters,
             capabilities=facts.capabilities,
         )

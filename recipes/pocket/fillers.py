@@ -95,7 +95,7 @@ _KOREAN = _table("euc_kr", 0xB0, 0xC9)
 class Fillers:
     """Draws fillers of one side: for training, or (`held_out`) for evaluation.
 
-    `pieces`: the tokenizer's tokens of letters. Words made of them bring in the tokens that are rare elsewhere.
+    `pieces`: the tokenizer's tokens of letters; words made of them bring in those that are rare elsewhere.
     """
 
     def __init__(self, draw: random.Random, held_out: bool = False, pieces: Sequence[str] = ()) -> None:

@@ -30,11 +30,11 @@ _CHECKPOINT_EVERY = 200
 class Plan:
     """How long to train and on what."""
 
-    steps: int = 12000
+    steps: int = 10000
     batch_tokens: int = 2048
     muon_rate: float = 5e-3
     adam_rate: float = 2.5e-3
-    mixed_from: float = 0.15
+    mixed_from: float = 0.18
     """Share of the steps after which the mixture is `mixed`."""
     long_from: float = 0.6
     threads: int = 2

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.messages import Capabilities, Delta, Events, Failed, Finished, Message
-from worker.contract import Draw, Facts, Model, Pipeline, Prepared
-from worker.loop import Command, Drop, Loop, Stop, Submit
-from worker.scheduler import Scheduler
+from worker.commands import Command, Drop, Stop, Submit
+from worker.contract import Draw, Facts, Likelihood, Model, Pipeline, Prepared, Step
+from worker.loop import PROBE, Loop
+from worker.scheduler import Policy, Scheduler
 
 END = 0
 INCARNATION = "worker-1"
@@ -20,10 +21,21 @@ class Broken(Exception):
 
 
 @dataclass
+class Decoding:
+    """A started row. `first`, `number`: of its first and its next token, which a step sets out to draw."""
+
+    first: int
+    number: int
+    draw: Draw
+    fed: bool = False
+
+
+@dataclass
 class ScriptedEngine:
     """Draws the tokens of each row's script, then `END` for ever.
 
-    `at` holds what happens at a call, by its number counted from 0: the n-th step, prefill or start of all.
+    `at` holds what happens at a call, by its number counted from 0: the n-th step, prefill, fork or start of
+    all but the harmless prompt's, which fails if `broken`. A token takes one byte.
     """
 
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -31,42 +43,88 @@ class ScriptedEngine:
     at: dict[tuple[str, int], Callable[[], None]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     prefilled: dict[str, list[int]] = field(default_factory=dict)
-    decoding: dict[str, int] = field(default_factory=dict)
+    decoding: dict[str, Decoding] = field(default_factory=dict)
+    groups: list[list[str]] = field(default_factory=list)
+    forks: list[tuple[str, str]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    """Tokens of each prefill."""
+    takes: Callable[[str, int], None] = lambda kind, size: None
+    """Lets time pass for a step with so many rows, or a prefill of so many tokens."""
     breaches: list[str] = field(default_factory=list)
+    broken: bool = False
+    probes: int = 0
     resets: int = 0
 
     def _call(self, kind: str) -> None:
         number = self.calls[kind] = self.calls.get(kind, -1) + 1
         self.at.get((kind, number), lambda: None)()
 
-    def prefill(self, row: str, tokens: Sequence[int]) -> None:
-        self._call("prefill")
-        cached = self.prefilled.setdefault(row, [])
-        if row in self.decoding:
-            self.breaches.append(f"{row} is prefilled after its start")
-        if tuple(tokens) != self.prompts[row][len(cached) : len(cached) + len(tokens)]:
-            self.breaches.append(f"{row} at {len(cached)} is given {tokens}")
-        cached.extend(tokens)
+    def _whole(self, row: str) -> tuple[int, ...]:
+        return (*self.prompts[row], *self.scripts.get(row, ()))
 
-    def start(self, row: str, token: int, position: int, draw: Draw) -> None:
+    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        if PROBE in chunks:
+            self.probes += 1
+            self.prefilled[PROBE] = [0]
+            if self.broken:
+                raise Broken("all of it")
+            return
+        for row, tokens in chunks.items():
+            cached = self.prefilled.setdefault(row, [])
+            if row in self.decoding:
+                self.breaches.append(f"{row} is prefilled after its start")
+            if cached and len(chunks) > 1:
+                self.breaches.append(f"{row} is run with others half way")
+            if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
+                self.breaches.append(f"{row} at {len(cached)} is given {tokens}")
+        self.groups.append(list(chunks))
+        self.sizes.append(sum(map(len, chunks.values())))
+        self.takes("prefill", self.sizes[-1])
+        try:
+            self._call("prefill")
+        except Broken:
+            for row in chunks:
+                # Whoever goes on with a lost cache is noticed at the next chunk or at the start.
+                self.prefilled[row] = [-1]
+            raise
+        for row, tokens in chunks.items():
+            self.prefilled[row].extend(tokens)
+
+    def fork(self, row: str, copy: str) -> None:
+        self._call("fork")
+        if row in self.decoding or copy in self.prefilled or copy in self.decoding:
+            self.breaches.append(f"{copy} is made of {row} at the wrong time")
+        self.forks.append((row, copy))
+        self.prefilled[copy] = list(self.prefilled[row])
+
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
+        if row == PROBE:
+            return
         self._call("start")
         cached = tuple(self.prefilled.get(row, ()))
-        if (*cached, token) != self.prompts[row] or position != len(self.prompts[row]):
-            self.breaches.append(f"{row} starts at {position} with {cached} cached and {token}")
+        if cached != tuple(tokens[:-1]) or tuple(tokens) != self._whole(row)[: len(tokens)]:
+            self.breaches.append(f"{row} starts with {cached} cached and {tokens}")
+        if prompt_tokens != len(self.prompts[row]) or len(tokens) < prompt_tokens:
+            self.breaches.append(f"{row} starts behind {prompt_tokens} tokens of prompt")
         if row in self.decoding:
             self.breaches.append(f"{row} starts twice")
-        self.decoding[row] = 0
+        number = len(tokens) - prompt_tokens
+        self.decoding[row] = Decoding(number, number, draw)
 
-    def step(self) -> Mapping[str, int]:
+    def step(self) -> Step:
         if not self.decoding:
             self.breaches.append("a step with no row")
         self._call("step")
+        self.takes("step", sum(state.fed for state in self.decoding.values()))
         drawn = {}
-        for row, number in self.decoding.items():
-            script = self.scripts.get(row, ())
-            drawn[row] = script[number] if number < len(script) else END
-            self.decoding[row] += 1
-        return drawn
+        for row, state in self.decoding.items():
+            if state.fed:
+                script = self.scripts.get(row, ())
+                drawn[row] = script[state.number] if state.number < len(script) else END
+                state.number += 1
+            state.fed = True
+        asking = [row for row in drawn if self.decoding[row].draw.logprobs is not None]
+        return Step(drawn, {row: Likelihood(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking})
 
     def drop(self, row: str) -> None:
         self.prefilled.pop(row, None)
@@ -78,7 +136,11 @@ class ScriptedEngine:
         self.decoding.clear()
 
     def cache_bytes(self) -> int:
-        return sum(map(len, self.prefilled.values())) + sum(self.decoding.values())
+        drawn = sum(state.number - state.first for state in self.decoding.values())
+        return sum(map(len, self.prefilled.values())) + drawn
+
+    def row_bytes(self, tokens: int) -> int:
+        return tokens
 
 
 @dataclass
@@ -106,6 +168,9 @@ class ScriptedPipeline:
         text, self._kept = self._kept, ""
         return text
 
+    def spell(self, token: int) -> bytes:
+        return b"<%d>" % token
+
 
 class Inbox:
     """The loop's inbox. When the loop would wait for ever the test is over: it is told to stop."""
@@ -113,13 +178,18 @@ class Inbox:
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.on_wait: Callable[[], None] = lambda: None
+        self.timeouts: list[float] = []
         self.idle = False
 
     def put(self, command: Command) -> None:
         self.commands.append(command)
 
+    def empty(self) -> bool:
+        return not self.commands
+
     def get(self, block: bool = True, timeout: float | None = None) -> Command:
         if not self.commands and block and timeout is not None:
+            self.timeouts.append(timeout)
             self.on_wait()
         if self.commands:
             return self.commands.pop(0)
@@ -135,48 +205,74 @@ class House:
 
     rows_max: int = 4
     prefill_tokens: int = 8
+    bytes_max: int | None = None
+    admission_window_s: float = 0.0
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     inbox: Inbox = field(default_factory=Inbox)
     published: list[Message] = field(default_factory=list)
     pipelines: dict[str, Callable[[], Pipeline]] = field(default_factory=dict)
     backlog: Callable[[], int] = lambda: 0
+    publish_also: Callable[[], object] = lambda: None
+    """Called with every message."""
     now: float = 1000.0
 
     def __post_init__(self) -> None:
         self.loop = Loop(
             model=Model(
-                facts=Facts("m", 100, 0, Capabilities(), None),
+                facts=Facts("m", 100, 0, Capabilities()),
                 engine=self.engine,
                 open_preparer=self._no_preparer,
                 open_pipeline=lambda request: self.pipelines.get(request.id, ScriptedPipeline)(),
             ),
-            scheduler=Scheduler(rows_max=self.rows_max, prefill_tokens=self.prefill_tokens),
+            scheduler=Scheduler(
+                Policy(
+                    rows_max=self.rows_max,
+                    prefill_tokens=self.prefill_tokens,
+                    bytes_max=self.bytes_max,
+                    row_bytes=self.engine.row_bytes,
+                )
+            ),
             incarnation=INCARNATION,
             inbox=self.inbox,  # type: ignore[arg-type]
-            publish=self.published.append,
+            publish=self._publish,
             backlog=lambda: self.backlog(),
+            admission_window_s=self.admission_window_s,
             clock=lambda: self.now,
         )
+
+    def _publish(self, message: Message) -> None:
+        self.published.append(message)
+        self.publish_also()
 
     def _no_preparer(self) -> None:  # type: ignore[return]
         raise AssertionError("the loop prepares nothing")
 
-    def submit(self, id: str, *script: int, prompt: int = 3, max_tokens: int = 99) -> None:
-        """A request whose answer is `script`, then the end token."""
-        tokens = tuple(100 + n for n in range(prompt))
+    def submit(
+        self,
+        id: str,
+        *script: int,
+        prompt: int = 3,
+        like: str | None = None,
+        max_tokens: int = 99,
+        draw: Draw = Draw(),  # noqa: B008
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one."""
+        first = 1000 * (1 + len(self.engine.prompts))
+        tokens = tuple(range(first, first + prompt)) if like is None else self.engine.prompts[like]
         self.engine.prompts[id], self.engine.scripts[id] = tokens, script
-        self.inbox.put(
-            Submit(
-                Prepared(
-                    id=id,
-                    tokens=tokens,
-                    draw=Draw(),
-                    stop=(),
-                    max_tokens=max_tokens,
-                    end_tokens=frozenset((END,)),
-                )
-            )
+        request = Prepared(
+            id=id,
+            tokens=tokens,
+            draw=draw,
+            stop=(),
+            max_tokens=max_tokens,
+            end_tokens=frozenset((END,)),
+            priority=priority,
+            deadline_s=deadline_s,
         )
+        self.inbox.put(Submit(request))
 
     def drop(self, id: str | None) -> None:
         self.inbox.put(Drop(id))

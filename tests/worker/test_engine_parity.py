@@ -13,12 +13,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm import stream_generate
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from tests.models.fixtures import model_folder
 from worker.contract import Draw
-from worker.engine import BatchEngine, is_batchable
+from worker.engine import BatchEngine
 
 MODELS = ("dense", "hybrid", "sliding")
 WINDOW = 32
@@ -68,14 +68,14 @@ def play(engine: BatchEngine, jobs: Iterable[Job], rng: random.Random) -> dict[s
         for name in list(prefilled):
             job, done = by_name[name], prefilled[name]
             if done == len(job.prompt) - 1:
-                engine.start(name, job.prompt[-1], len(job.prompt), job.draw)
+                engine.start(name, job.prompt, len(job.prompt), job.draw)
                 answers[name] = []
                 del prefilled[name]
             else:
                 chunk = job.prompt[done : min(done + rng.randint(1, 45), len(job.prompt) - 1)]
-                engine.prefill(name, chunk)
+                engine.prefill({name: chunk})
                 prefilled[name] += len(chunk)
-        for name, token in engine.step().items():
+        for name, token in engine.step().tokens.items():
             answers[name].append(token)
             if len(answers[name]) == by_name[name].tokens:
                 engine.drop(name)
@@ -104,7 +104,7 @@ def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
     rng = random.Random(seed)
     jobs = draw_jobs(rng)
     engine = BatchEngine(network(name))
-    assert is_batchable(network(name))
+    assert engine.is_batchable
     answers = play(engine, jobs, rng)
     for job in jobs:
         assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
@@ -118,9 +118,9 @@ def test_rows_that_start_together_decode_past_the_window_together(name: str) -> 
     engine = BatchEngine(network(name))
     for job in jobs:
         if job.prompt[:-1]:
-            engine.prefill(job.name, job.prompt[:-1])
-        engine.start(job.name, job.prompt[-1], len(job.prompt), Draw())
-    steps = [engine.step() for _ in range(80)]
+            engine.prefill({job.name: job.prompt[:-1]})
+        engine.start(job.name, job.prompt, len(job.prompt), Draw())
+    steps = [engine.step().tokens for _ in range(81)][1:]
     for job in jobs:
         assert [step[job.name] for step in steps] == alone(name, job)
 
@@ -146,49 +146,56 @@ def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
     draw = Draw(seed=9, temperature=1.0, top_p=0.95)
     job = Job("whole", (5, 6, 7, 8), 30, draw)
     whole = play(BatchEngine(network("hybrid")), [job], random.Random(0))["whole"]
-    rest = Job("rest", (*job.prompt, *whole[:13]), 17, draw)
-    assert play(BatchEngine(network("hybrid")), [rest], random.Random(1))["rest"] == whole[13:]
+    engine = BatchEngine(network("hybrid"))
+    tokens = (*job.prompt, *whole[:13])
+    engine.prefill({"rest": tokens[:-1]})
+    engine.start("rest", tokens, len(job.prompt), draw)
+    assert [engine.step().tokens for _ in range(18)][1:] == [{"rest": token} for token in whole[13:]]
 
 
 def test_a_row_can_be_dropped_wherever_it_stands() -> None:
     engine = BatchEngine(network("hybrid"))
     stays = Job("stays", (9, 8, 7), 12)
     engine.drop("nobody")
-    engine.prefill("prefilling", [1, 2, 3])
+    engine.prefill({"prefilling": [1, 2, 3]})
     engine.drop("prefilling")
-    engine.prefill("stays", stays.prompt[:-1])
-    engine.start("stays", stays.prompt[-1], 3, Draw())
-    answers = [engine.step()["stays"] for _ in range(2)]
+    engine.prefill({"stays": stays.prompt[:-1]})
+    engine.start("stays", stays.prompt, 3, Draw())
+    assert engine.step().tokens == {}
+    answers = [engine.step().tokens["stays"] for _ in range(2)]
     for round_ in range(3):
-        engine.start("joins", 4, 1, Draw())
-        engine.start("never", 5, 1, Draw())
+        engine.start("joins", [4], 1, Draw())
+        engine.start("never", [5], 1, Draw())
         engine.drop("never")
-        both = engine.step()
+        first = engine.step().tokens
+        assert first.keys() == {"stays"}
+        answers.append(first["stays"])
+        both = engine.step().tokens
         assert both.keys() == {"stays", "joins"}
         answers.append(both["stays"])
         engine.drop("joins")
         engine.drop("joins")
         if round_ == 1:  # the same name again, while its hole is still open
-            engine.start("joins", 6, 1, Draw())
+            engine.start("joins", [6], 1, Draw())
             engine.drop("joins")
-        answers.append(engine.step()["stays"])
+        answers.append(engine.step().tokens["stays"])
     assert answers == alone("hybrid", stays)[: len(answers)]
     engine.drop("stays")
     assert engine.cache_bytes() == 0
-    assert engine.step() == {}
+    assert engine.step().tokens == {}
 
 
 def test_a_reset_engine_serves_on() -> None:
     engine = BatchEngine(network("sliding"))
-    engine.prefill("prefilling", [1, 2, 3])
+    engine.prefill({"prefilling": [1, 2, 3]})
     for row in ("a", "b"):
-        engine.start(row, 4, 1, Draw())
+        engine.start(row, [4], 1, Draw())
     engine.step()
-    engine.start("joining", 4, 1, Draw())
+    engine.start("joining", [4], 1, Draw())
     assert engine.cache_bytes() > 0
     engine.reset()
     assert engine.cache_bytes() == 0
-    assert engine.step() == {}
+    assert engine.step().tokens == {}
     job = Job("a", (3, 4, 5), 5)
     assert play(engine, [job], random.Random(0))["a"] == alone("sliding", job)
 
@@ -211,22 +218,37 @@ def test_caches_in_a_list_are_batched_by_what_they_can_do() -> None:
     nested = Rewrapped(lambda: CacheList(KVCache(), KVCache()), lambda cache: cache[0])
     rng = random.Random(3)
     jobs = draw_jobs(rng)[:6]
-    assert is_batchable(nested)
-    answers = play(BatchEngine(nested), jobs, rng)
+    engine = BatchEngine(nested)
+    assert engine.is_batchable
+    answers = play(engine, jobs, rng)
     assert all(answers[job.name] == alone("dense", job) for job in jobs)
 
 
-def test_caches_that_cannot_be_merged_run_one_row_at_a_time() -> None:
-    quantized = Rewrapped(lambda: QuantizedKVCache(group_size=32, bits=8))
-    assert not is_batchable(quantized)
-    engine = BatchEngine(quantized)
-    for job in (Job("first", (5, 6, 7, 8), 12), Job("second", (9,), 9)):
-        caches = make_prompt_cache(quantized)
-        expected, tokens = [], mx.array([job.prompt])
-        for _ in range(job.tokens):
-            tokens = mx.argmax(quantized(tokens, caches)[:, -1:], axis=-1)
-            expected.append(tokens.item())
-        assert play(engine, [job], random.Random(1)) == {job.name: expected}
+@pytest.mark.parametrize(
+    ("make", "batched"),
+    [
+        (lambda: QuantizedKVCache(group_size=32, bits=8), True),
+        (lambda: ChunkedKVCache(chunk_size=4096), False),  # tells the model where it starts, as one number
+    ],
+)
+def test_rows_whose_caches_upstream_cannot_merge(make: Any, batched: bool) -> None:
+    network = Rewrapped(make)
+    engine = BatchEngine(network)
+    assert engine.is_batchable == batched
+    rng = random.Random(4)
+    jobs = draw_jobs(rng)
+    answers = play(engine, jobs, rng)
+    for job in jobs:
+        assert answers[job.name] == loop_alone(network, job)
+
+
+def loop_alone(network: nn.Module, job: Job) -> list[int]:
+    """The plainest generation there is."""
+    caches, said, tokens = make_prompt_cache(network), [], mx.array([job.prompt])
+    for _ in range(job.tokens):
+        tokens = mx.argmax(network(tokens, caches)[:, -1:], axis=-1)
+        said.append(int(tokens.item()))
+    return said
 
 
 class CountingCache(KVCache):
@@ -253,10 +275,11 @@ def test_nothing_lazy_piles_up_over_the_steps() -> None:
         return made[-1]
 
     engine = BatchEngine(Rewrapped(make))
-    engine.start("row", 3, 1, Draw())
+    engine.start("row", [3], 1, Draw())
     for _ in range(50):
         engine.step()
     graph = io.StringIO()
-    mx.export_to_dot(graph, made[0].count)
+    used = next(cache for cache in made if cache.offset == 50)
+    mx.export_to_dot(graph, used.count)
     assert graph.getvalue().count("->") < 10
-    assert made[0].count.item() == 51
+    assert used.count.item() == 50

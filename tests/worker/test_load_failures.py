@@ -89,7 +89,9 @@ def test_a_failed_load_leaves_no_weights_behind(
     if fault == "tokenizer":
         (folder / "tokenizer.json").write_text("{}")
     if fault == "warm-up":
-        monkeypatch.setattr(load, "warm_up", lambda engine, rows: engine.start("row", "no token", 1, Draw()))
+        monkeypatch.setattr(
+            load, "warm_up", lambda engine, rows: engine.start("row", ["no token"], 1, Draw())
+        )
     before = mx.get_active_memory()
     with pytest.raises(ModelError) as caught:
         ModelLoader(str(folder)).load(nothing)

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from protocol.messages import Events, Failed, Finished, Generate, Message, Sampling
 from tests.worker.engines import (
@@ -20,9 +18,10 @@ from tests.worker.engines import (
     breaking,
 )
 from worker import loop as loop_module
+from worker.commands import Command, Drop, Stop, Submit
 from worker.fake import FakeLoader
-from worker.loop import FAILURES_MAX, Command, Drop, EngineKeepsFailing, Loop, Stop, Submit
-from worker.scheduler import Scheduler
+from worker.loop import FAILURES_MAX, EngineKeepsFailing, Loop
+from worker.scheduler import Policy, Scheduler
 
 WAIT_S = 20.0
 
@@ -101,8 +100,40 @@ def test_phases_are_timed() -> None:
     assert isinstance(second, Finished)
     assert first.timings.queued_s == 0.0
     assert first.timings.prefill_s == pytest.approx(2 * step_s)
-    assert first.timings.decode_s == pytest.approx(2 * step_s)
-    assert second.timings.queued_s == pytest.approx(4 * step_s)
+    # The first step of a row only sets out to draw its first token.
+    assert first.timings.decode_s == pytest.approx(3 * step_s)
+    assert second.timings.queued_s == pytest.approx(5 * step_s)
+
+
+def test_a_copy_is_queued_until_it_is_made_and_a_preempted_row_decodes_all_the_while() -> None:
+    house = House(prefill_tokens=64, bytes_max=256)
+
+    def take(kind: str, size: int) -> None:
+        house.now += 1.0
+
+    house.engine.takes = take
+    house.submit("a", *range(1, 120), prompt=60, max_tokens=110)
+    house.submit("b", *range(1, 120), like="a", max_tokens=110)
+    house.run()
+    assert house.engine.groups[1:] != []
+    for id, queued_s, prefill_s in (("a", 0.0, 1.0), ("b", 1.0, 0.0)):
+        end = house.end(id)
+        assert isinstance(end, Finished)
+        assert (end.timings.queued_s, end.timings.prefill_s) == (queued_s, prefill_s)
+        assert end.timings.decode_s > 110
+
+
+def test_who_is_in_a_prefill_counts_as_running() -> None:
+    house = House()
+    counted: list[tuple[int, int]] = []
+
+    def count(kind: str, size: int) -> None:
+        counted.append((house.loop.counters.running, house.loop.counters.waiting))
+
+    house.engine.takes = count
+    house.submit("a", 5)
+    house.run()
+    assert set(counted) == {(1, 0)}
 
 
 # --- one message a step ------------------------------------------------------------------------------
@@ -132,7 +163,7 @@ def test_more_requests_than_rows_are_served_in_their_order() -> None:
 def test_rows_decode_between_the_chunks_of_a_long_prompt() -> None:
     house = House(prefill_tokens=4)
     house.submit("quick", *range(1, 30), prompt=1, max_tokens=10)
-    house.submit("long", 5, prompt=33)
+    house.submit("long", 5, prompt=41)
     house.run()
     events = [m for m in house.published if isinstance(m, Events)]
     alone = [m for m in events if [d.id for d in m.deltas] == ["quick"]]
@@ -144,8 +175,8 @@ def test_every_step_is_counted_that_did_something() -> None:
     house = House(prefill_tokens=4)
     house.submit("a", 5, 6, prompt=9)
     house.run()
-    # Two chunks of prompt and three tokens.
-    assert house.loop.counters.steps == 5
+    # Two chunks of prompt, and three tokens, the first of which is read by the second step.
+    assert house.loop.counters.steps == 6
 
 
 # --- cancels -----------------------------------------------------------------------------------------
@@ -178,7 +209,7 @@ def test_a_cancel_makes_room_for_the_next_in_line() -> None:
     house.submit("next", 7)
     house.engine.at["step", 3] = lambda: house.drop("endless")
     house.run()
-    assert len(house.tokens("endless")) == 4
+    assert len(house.tokens("endless")) == 3
     assert house.text("next") == "<7>"
 
 
@@ -200,16 +231,27 @@ def test_a_cancel_before_its_request_is_taken_does_not_reach_it() -> None:
     assert house.text("a") == "<5>"
 
 
+def test_a_cancel_does_not_wait_for_the_prompts_before_it() -> None:
+    house = House(prefill_tokens=64)
+    for id, prompt in (("a", 10), ("b", 40), ("c", 10)):
+        house.submit(id, 5, prompt=prompt)
+    house.engine.at["prefill", 0] = lambda: house.drop("b")
+    house.run()
+    assert house.engine.groups == [["a", "c"]]
+
+
 # --- failures of one request -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["prefill", "start"])
 def test_a_prompt_that_fails_costs_its_own_row_only(kind: str) -> None:
     house = House(prefill_tokens=99)
-    house.submit("before", *range(1, 9))
-    house.submit("bad", 5)
-    house.submit("after", 6)
-    house.engine.at[kind, 1] = breaking("out of memory")
+    house.submit("before", *range(1, 9), prompt=3)
+    house.submit("bad", 5, prompt=30)
+    house.submit("after", 6, prompt=3)
+    # The two short ones are run and started together.
+    number = {"prefill": 1, "start": 2}[kind]
+    house.engine.at[kind, number] = breaking("out of memory")
     house.run()
     assert house.failed("bad")
     assert house.deltas("bad") == []
@@ -256,6 +298,62 @@ def test_output_that_fails_costs_its_own_row_only_even_in_a_shared_step() -> Non
     assert house.engine.resets == 0
 
 
+def test_prompts_that_fail_together_are_run_again_apart() -> None:
+    house = House(prefill_tokens=99)
+    for id in ("one", "bad", "two"):
+        house.submit(id, 5, 6)
+    house.engine.at["prefill", 0] = breaking("one of them")
+    house.engine.at["prefill", 2] = breaking("this one")
+    house.run()
+    assert house.engine.groups == [["one", "bad", "two"], ["one"], ["bad"], ["two"]]
+    assert house.failed("bad")
+    assert house.text("one") == house.text("two") == "<5><6>"
+    assert house.engine.probes == 1
+
+
+def test_prompts_that_fail_only_together_all_get_their_answers() -> None:
+    house = House(prefill_tokens=99)
+    for id in ("one", "two"):
+        house.submit(id, 5, 6)
+    house.engine.at["prefill", 0] = breaking("too much at once")
+    house.run()
+    assert house.text("one") == house.text("two") == "<5><6>"
+    assert house.engine.probes == 0
+
+
+@pytest.mark.parametrize("kind", ["prefill", "start"])
+def test_no_client_ends_the_thread_with_prompts_of_its_own(kind: str) -> None:
+    house = House(rows_max=1)
+    for n in range(3 * FAILURES_MAX):
+        house.submit(f"r{n}", 5)
+    house.engine.at = {(kind, n): breaking("its own") for n in range(99)}
+    house.run()
+    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
+    assert house.engine.probes == 3 * FAILURES_MAX
+
+
+def test_a_request_that_is_here_already_is_not_taken_twice() -> None:
+    house = House()
+    house.submit("a", 5, 6)
+    house.inbox.put(house.inbox.commands[0])
+    house.run()
+    assert house.text("a") == "<5><6>"
+    assert house.reason("a") == "stop"
+
+
+def test_a_prompt_that_memory_cannot_hold_is_refused_with_what_it_can_hold() -> None:
+    house = House(bytes_max=200)
+    house.submit("long", 5, prompt=300)
+    house.submit("short", 5, prompt=100)
+    house.run()
+    end = house.end("long")
+    assert isinstance(end, Failed)
+    assert end.code == "context_length_exceeded"
+    assert "maximum context length is 191 tokens" in end.message
+    assert "300 tokens" in end.message
+    assert house.text("short") == "<5>"
+
+
 # --- failures of a step ------------------------------------------------------------------------------
 
 
@@ -269,7 +367,7 @@ def test_a_step_that_fails_costs_the_rows_in_it_and_the_others_go_on() -> None:
     house.run()
     assert house.failed("d1")
     assert house.failed("d2")
-    assert house.text("d1") == "<1><2><3><4>"
+    assert house.text("d1") == "<1><2><3>"
     # Its cache was lost half way: that its prompt was run anew from the start, the engine has checked.
     assert house.text("prefilling") == "<5><6>"
     assert house.text("waiting") == "<7>"
@@ -279,6 +377,7 @@ def test_a_step_that_fails_costs_the_rows_in_it_and_the_others_go_on() -> None:
 @pytest.mark.parametrize("kind", ["step", "prefill", "start"])
 def test_failures_in_a_row_end_the_thread(kind: str) -> None:
     house = House(rows_max=1)
+    house.engine.broken = True
     for n in range(FAILURES_MAX + 5):
         house.submit(f"r{n}", 5)
     house.engine.at = {(kind, n): breaking("again") for n in range(99)}
@@ -292,6 +391,7 @@ def test_failures_in_a_row_end_the_thread(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["step", "prefill"])
 def test_a_step_that_works_in_between_makes_failures_bearable(kind: str) -> None:
     house = House(rows_max=1)
+    house.engine.broken = True
     total = 3 * FAILURES_MAX
     for n in range(total):
         house.submit(f"r{n}", 5, prompt=2)
@@ -301,11 +401,20 @@ def test_a_step_that_works_in_between_makes_failures_bearable(kind: str) -> None
     for n in range(total):
         if n in ill:
             house.engine.at[kind, calls] = breaking("again")
-        # A request that is well makes two steps, one for its token and one for its end.
-        calls += 2 if kind == "step" and n in well else 1
+        # A request that is well makes three steps: the one that sets out, one for its token, one for its end.
+        calls += 3 if kind == "step" and n in well else 1
     house.run()
     assert [n for n in range(total) if house.failed(f"r{n}")] == ill
     assert all(house.text(f"r{n}") == "<5>" for n in well)
+
+
+def test_a_step_that_only_sets_out_makes_no_failure_bearable() -> None:
+    house = House(rows_max=1)
+    for n in range(FAILURES_MAX):
+        house.submit(f"r{n}", 5)
+    house.engine.at = {("step", 2 * n + 1): breaking("when it is read") for n in range(FAILURES_MAX)}
+    with pytest.raises(EngineKeepsFailing):
+        house.loop.run()
 
 
 def test_a_requests_own_faults_never_end_the_thread() -> None:
@@ -337,10 +446,10 @@ def test_no_step_is_made_while_nobody_takes_what_was_said_but_commands_are_obeye
             assert house.loop.scheduler.get("a") is None
             house.backlog = lambda: loop_module.OUTBOX_MESSAGES_MAX - 1
 
-    house.engine.at["step", 1] = clog
+    house.engine.at["step", 2] = clog
     house.inbox.on_wait = wait
     house.run()
-    assert waits == [1, 1, 1, 1]
+    assert waits == [2, 2, 2, 2]
     assert len(house.tokens("a")) == 2
     assert house.text("b") == "<5><6>"
 
@@ -351,7 +460,7 @@ def test_a_stop_ends_the_thread_with_rows_aboard() -> None:
     house.engine.at["step", 3] = lambda: house.inbox.put(Stop())
     house.loop.run()
     assert not house.inbox.idle
-    assert len(house.tokens("a")) == 4
+    assert len(house.tokens("a")) == 3
     assert house.ends("a") == []
 
 
@@ -362,69 +471,6 @@ def test_a_stop_ends_an_idle_thread_and_what_comes_behind_it_is_not_begun() -> N
     house.loop.run()
     assert house.published == []
     assert len(house.inbox.commands) == 1
-
-
-# --- any history -------------------------------------------------------------------------------------
-
-Request = tuple[int, int, int]
-requests = st.tuples(st.integers(1, 30), st.integers(0, 6), st.integers(1, 6))
-happenings = st.lists(
-    st.tuples(
-        st.sampled_from(["step", "step", "prefill", "start"]),
-        st.integers(0, 40),
-        st.sampled_from(["fail", "drop", "drop all", "submit"]),
-        st.integers(0, 9),
-    ),
-    max_size=8,
-)
-
-
-@given(st.lists(requests, min_size=1, max_size=8), happenings, st.integers(1, 4), st.integers(1, 12))
-@settings(max_examples=400, deadline=None)
-def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
-    asked: list[Request],
-    happening: list[tuple[str, int, str, int]],
-    rows_max: int,
-    prefill_tokens: int,
-) -> None:
-    house = House(rows_max=rows_max, prefill_tokens=prefill_tokens)
-    dropped: set[str] = set()
-    scripts: dict[str, list[int]] = {}
-    longest: dict[str, int] = {}
-
-    def submit(prompt: int, length: int, max_tokens: int) -> None:
-        id = f"r{len(scripts)}"
-        scripts[id], longest[id] = [10 * len(scripts) + n + 1 for n in range(length)], max_tokens
-        house.submit(id, *scripts[id], prompt=prompt, max_tokens=max_tokens)
-
-    def drop(number: int | None) -> None:
-        ids = list(scripts) if number is None else [f"r{number}"]
-        dropped.update(id for id in ids if not house.ends(id))
-        house.drop(None if number is None else ids[0])
-
-    for request in asked:
-        submit(*request)
-    for kind, call, what, number in happening:
-        house.engine.at[kind, call] = {
-            "fail": breaking("scripted"),
-            "drop": lambda number=number: drop(number),
-            "drop all": lambda: drop(None),
-            "submit": lambda number=number: submit(number + 1, 2, 3),
-        }[what]
-    house.run()
-    for id, script in scripts.items():
-        whole = [*script, END][: longest[id]]
-        said = house.tokens(id)
-        assert said == whole[: len(said)]
-        assert house.text(id) == "".join(f"<{token}>" for token in said if token != END)
-        if id in dropped:
-            # It may have ended in the very step in which it was dropped.
-            assert len(house.ends(id)) <= 1
-        elif not house.failed(id):
-            assert said == whole
-            assert house.reason(id) == ("stop" if whole[-1] == END else "length")
-    counts = [len(house.ends(id)) for id in scripts if id not in dropped]
-    assert counts == [1] * len(counts)
 
 
 # --- on a thread, with the engine that ships ---------------------------------------------------------
@@ -439,7 +485,7 @@ class Thread:
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.loop = Loop(
             model=model,
-            scheduler=Scheduler(rows_max=4, prefill_tokens=16),
+            scheduler=Scheduler(Policy(rows_max=4, prefill_tokens=16)),
             incarnation=INCARNATION,
             inbox=self.inbox,
             publish=published,

@@ -95,9 +95,18 @@ class Gateway:
     def welcome(self) -> None:
         self.say(Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION))
 
-    def generate(self, id: str, prompt: str) -> None:
-        sampling = Sampling(seed=1)
-        self.say(Generate(incarnation=self.incarnation, id=id, sampling=sampling, prompt=prompt))
+    def generate(
+        self, id: str, prompt: str, *, logprobs: int | None = None, deadline_s: float | None = None
+    ) -> None:
+        self.say(
+            Generate(
+                incarnation=self.incarnation,
+                id=id,
+                sampling=Sampling(seed=1, logprobs=logprobs),
+                prompt=prompt,
+                deadline_s=deadline_s,
+            )
+        )
 
     def cancel(self, id: str) -> None:
         self.say(Cancel(incarnation=self.incarnation, id=id))
@@ -195,6 +204,63 @@ def test_a_request_that_cannot_be_prepared_is_refused(gateway: Gateway, start: S
     gateway.generate("a", "!nonsense")
     refusal = gateway.until(Failed)
     assert (refusal.id, refusal.code, refusal.param) == ("a", "invalid_request", "messages")
+
+
+def test_log_probabilities_come_with_the_tokens(gateway: Gateway, start: Start) -> None:
+    start()
+    gateway.meet()
+    gateway.generate("a", "!tokens=1", logprobs=2)
+    first, last = [gateway.until(Events).deltas[0] for _ in range(2)]
+    [likelihood] = first.likelihoods
+    assert likelihood.bytes == first.text.encode()
+    assert likelihood.logprob < 0
+    assert [spelled for spelled, _ in likelihood.top] == [likelihood.bytes, b"rails "]
+    assert last.likelihoods == []
+
+
+def test_a_request_that_is_late_fails_and_leaves(gateway: Gateway, start: Start) -> None:
+    start("--step-ms", "5")
+    gateway.meet()
+    gateway.generate("a", "on and on !tokens=100000", deadline_s=0.2)
+    failure = gateway.until(Failed)
+    assert (failure.id, failure.code) == ("a", "deadline_exceeded")
+    gateway.until(Heartbeat, lambda beat: beat.running == 0)
+
+
+def test_a_worker_keeps_to_the_bytes_it_is_given_for_caches(gateway: Gateway, start: Start) -> None:
+    limit = 16 * 256
+    start("--cache-limit-bytes", str(limit))
+    gateway.meet()
+    gateway.generate("long", "word " * 300)
+    assert gateway.until(Failed).code == "context_length_exceeded"
+    # Two that cannot be there together to their ends: one is preempted, and comes to the same end.
+    for id in ("a", "b"):
+        gateway.generate(id, f"{id} !tokens=180")
+    ends: dict[str, Finished] = {}
+    beats: list[Heartbeat] = []
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+    while len(ends) < 2:
+        message = gateway.next()
+        if isinstance(message, Events):
+            for delta in message.deltas:
+                tokens[delta.id] += delta.tokens
+        elif isinstance(message, Finished):
+            ends[message.id] = message
+        elif isinstance(message, Heartbeat):
+            beats.append(message)
+    assert {id: end.usage.completion_tokens for id, end in ends.items()} == {"a": 181, "b": 181}
+    assert tokens["a"] == tokens["b"]
+    assert all(beat.cache_bytes <= limit for beat in beats)
+
+
+def test_prompts_that_fail_do_not_end_a_worker(gateway: Gateway, start: Start) -> None:
+    start()
+    gateway.meet()
+    for n in range(12):
+        gateway.generate(f"r{n}", "word !oom")
+        assert gateway.until(Failed).id == f"r{n}"
+    gateway.generate("a", "word !tokens=1")
+    assert gateway.until(Finished).id == "a"
 
 
 def test_a_cancelled_request_leaves_and_is_not_mentioned_again(gateway: Gateway, start: Start) -> None:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.contract import Draw, Engine, Facts, Model, ModelError, Progress
 from worker.models.config import ModelConfig, read_config, require_known
 from worker.models.source import find_folder, name_of, weight_files
 
+if TYPE_CHECKING:
+    from worker.memory import Budget
+
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 64 * 2**20
 """Weights evaluated, and reported, at a time."""
-MEMORY_HEADROOM = 1.1
-"""Memory a model needs, in bytes per byte of weights: activations, and a beginning of a cache."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
 
@@ -33,10 +35,11 @@ class ModelLoader:
         self,
         model: str | None,
         *,
-        memory_headroom: float = MEMORY_HEADROOM,
+        memory_headroom: float = 0.1,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """`model` None: the embedded one. `memory_limit_bytes` takes the place of what the machine has."""
+        """`model` None: the embedded one. `memory_limit_bytes` takes the place of what the machine has;
+        `memory_headroom` is the share of it that is kept free."""
         self.name = name_of(model)
         self._model = model
         self._memory_headroom = memory_headroom
@@ -49,14 +52,18 @@ class ModelLoader:
         config = self._inspect(folder)
         files = weight_files(folder, self.name)
         weight_bytes = sum(file.stat().st_size for file in files)
-        self._require_memory(weight_bytes)
+        budget = self._budget(weight_bytes)
         if config.kind == "vision":
             log.info("%s: sees images, but this version runs its text half only", self.name)
-        prepare_device()
+        prepare_device(budget)
         model, reason = self._attempt(folder, config, progress)
         if model is None:
-            release_memory()
+            from worker import memory
+
+            memory.release()
             raise ModelError(f"{self.name}: {reason}")
+        facts = replace(model.facts, cache_bytes_max=budget.left_for_caches(weight_bytes))
+        model = replace(model, facts=facts)
         log.info("%s", describe(model.facts, config, weight_bytes, time.monotonic() - began))
         return model
 
@@ -65,16 +72,19 @@ class ModelLoader:
         require_known(config, self.name)
         return config
 
-    def _require_memory(self, weight_bytes: int) -> None:
+    def _budget(self, weight_bytes: int) -> Budget:
+        """What the process may take. Raises `ModelError` if that is too little for the weights."""
+        from worker.memory import Budget, available_bytes
+
         limit = self._memory_limit_bytes
-        available = available_bytes() if limit is None else limit
-        needed = int(weight_bytes * self._memory_headroom)
-        if needed > available:
+        budget = Budget(available_bytes() if limit is None else limit, self._memory_headroom)
+        if weight_bytes > budget.usable:
             raise ModelError(
-                f"{self.name}: its weights take {_gb(weight_bytes)}, {_gb(needed)} with room to run, and "
-                f"there are {_gb(available)}. Choose a smaller or more strongly quantized model, or close "
+                f"{self.name}: its weights take {_gb(weight_bytes)}, and of {_gb(budget.limit)} there may be "
+                f"used {_gb(budget.usable)}. Choose a smaller or more strongly quantized model, or close "
                 "other programs."
             )
+        return budget
 
     def _attempt(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
         """The model, or why there is none."""
@@ -83,7 +93,7 @@ class ModelLoader:
         try:
             network = load_weights(folder, progress)
             model = build_text_model(self.name, folder, config, network)
-            warm_up(model.engine, rows=model.facts.rows_max or 2)
+            warm_up(model.engine, rows=2)
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
         except Exception as error:  # the load's boundary: whatever it is, the model is at fault
@@ -118,22 +128,22 @@ def load_weights(folder: Path, progress: Progress) -> Any:
 def warm_up(engine: Engine, rows: int) -> None:
     """Run every kind of step once, so that no request waits for a kernel to be compiled."""
     draws = (Draw(), Draw(temperature=1.0, top_p=0.9, top_k=5, min_p=0.1))
-    for row, draw in enumerate(draws[:rows]):
-        engine.prefill(str(row), _WARM_PROMPT)
-        engine.start(str(row), 1, len(_WARM_PROMPT) + 1, draw)
+    names = [str(row) for row in range(rows)]
+    engine.prefill(dict.fromkeys(names, _WARM_PROMPT[:-1]))
+    for row, draw in zip(names, draws, strict=False):
+        engine.start(row, _WARM_PROMPT, len(_WARM_PROMPT), draw)
     for _ in range(_WARM_STEPS):
         engine.step()
     engine.reset()
 
 
-def prepare_device() -> None:
+def prepare_device(budget: Budget) -> None:
     """Settings of MLX that hold for the whole process."""
     import mlx.core as mx
 
-    if (working_set := mx.device_info().get("max_recommended_working_set_size")) is not None:
-        mx.set_wired_limit(
-            int(working_set)
-        )  # as upstream: otherwise macOS pages weights out between requests
+    from worker import memory
+
+    memory.apply(budget)
     if mx.default_device() == mx.cpu:
         ensure_compiler()
 
@@ -154,28 +164,6 @@ def ensure_compiler() -> None:
         log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)
 
 
-def available_bytes() -> int:
-    """Memory a model could take now: what the GPU recommends or has free, else what the machine has."""
-    import mlx.core as mx
-    import psutil
-
-    device = mx.device_info()
-    for key in ("max_recommended_working_set_size", "free_memory"):
-        if key in device:
-            return int(device[key])
-    return int(psutil.virtual_memory().available)
-
-
-def release_memory() -> None:
-    """Give back what a failed load has left in cycles and in MLX's own cache."""
-    import gc
-
-    import mlx.core as mx
-
-    gc.collect()
-    mx.clear_cache()
-
-
 def explain(error: Exception, config: ModelConfig) -> str:
     """Why a load failed, in a sentence for the person who started it."""
     text = str(error).strip() or type(error).__name__
@@ -191,10 +179,11 @@ def explain(error: Exception, config: ModelConfig) -> str:
 
 def describe(facts: Facts, config: ModelConfig, weight_bytes: int, seconds: float) -> str:
     """One line for the log."""
-    batching = "" if facts.rows_max is None else ", one request at a time"
+    batching = "" if facts.batched else ", requests not batched"
     return (
         f"loaded {facts.name}: {config.kind} model, {config.architecture}, "
         f"{_short(facts.parameters)} parameters, {_gb(weight_bytes)}, "
+        f"{_gb(facts.cache_bytes_max or 0)} left for caches, "
         f"context {facts.context_length}{batching}, in {seconds:.1f} s"
     )
 

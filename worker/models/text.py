@@ -10,7 +10,7 @@ from mlx_lm.utils import get_total_parameters
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
-from worker.engine import BatchEngine, is_batchable
+from worker.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults
 from worker.output import TextPipeline, Vocabulary
@@ -42,14 +42,15 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
     def open_pipeline(prepared: Prepared) -> Pipeline:
         return TextPipeline(vocabulary, prepared.stop)
 
+    engine = BatchEngine(network)
     facts = Facts(
         name=name,
         context_length=config.context_length,
         parameters=get_total_parameters(network),
         capabilities=probe(tokenizer),
-        rows_max=None if is_batchable(network) else 1,
+        batched=engine.is_batchable,
     )
-    return Model(facts, BatchEngine(network), open_preparer, open_pipeline)
+    return Model(facts, engine, open_preparer, open_pipeline)
 
 
 def _defaults(folder: Path) -> Draw:

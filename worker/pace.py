@@ -1,0 +1,138 @@
+"""How much prefill a step can take: what calls have cost, and what that allows.
+
+A call of the engine with n tokens (padding included) at context c is taken to cost
+
+    call + n * (token + reach * c)
+
+seconds: `reach` is what makes chunks dearer as the context grows. The three are learned from the time of
+whole steps by normalized least mean squares, which corrects each in proportion to its part in the prediction,
+so that short calls say little of the price of long ones. A measurement counts within limits: one that is far
+off, because something was compiled or the machine was busy, neither stops prefill nor lets go of the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+CHUNK_TOKENS_MIN = 16
+"""Run even where the target leaves no time, so that prompts get on."""
+CHUNK_TOKENS_FIRST = 64
+"""The most while nothing larger than a few tokens has been measured."""
+GROWTH_MAX = 4
+"""How many times the most tokens that were ever measured a step may take."""
+IDLE_S = 1.0
+"""What a step may take when nobody decodes: a cancel waits as long."""
+TARGET_SHARE = 0.85
+"""The part of the target that is planned for; the rest is for predictions that are too low."""
+
+# A few sizes rather than any, for what is compiled or tuned by shape.
+_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# Units in which work is of the order of one. The larger, the more of an error is put down to the call.
+_TOKENS = 128
+_REACH = 128 * 4096
+_RATE = 0.5
+_ERROR_BELOW, _ERROR_ABOVE = -0.5, 2.0
+
+
+class Work(NamedTuple):
+    """Prefill of one or more calls. `reach`: each token times the tokens it looks back on, summed."""
+
+    calls: int = 0
+    tokens: int = 0
+    reach: float = 0.0
+
+    @classmethod
+    def call(cls, rows: int, tokens: int, context: int) -> Work:
+        """One call with so many tokens for each row, behind `context` tokens that are in the cache."""
+        return cls(1, rows * tokens, rows * tokens * (context + tokens / 2))
+
+    def plus(self, other: Work) -> Work:
+        return Work(self.calls + other.calls, self.tokens + other.tokens, self.reach + other.reach)
+
+
+class Pace:
+    """What is known of the engine's speed. Deterministic: measured seconds are handed in."""
+
+    def __init__(self, *, target_s: float, tokens_max: int) -> None:
+        """`target_s`: between two tokens of a running stream. `tokens_max`: of prefill in one step."""
+        self.sizes = sorted({tokens_max, *(size for size in _SIZES if size < tokens_max)}, reverse=True)
+        self._target_s = target_s
+        self._tokens_max = tokens_max
+        self._tokens_measured = 0
+        self._prices = [0.0, 0.0, 0.0]
+        self._decode_s = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """What `work` will take; 0 while nothing was measured."""
+        return sum(price * part for price, part in zip(self._prices, _parts(work), strict=True))
+
+    def budget(self, *, decoding: bool) -> Budget:
+        """What the next step may spend on prefill."""
+        known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
+        room_s = TARGET_SHARE * self._target_s - self._decode_s if decoding else IDLE_S
+        return Budget(self, room_s, min(self._tokens_max, known_max))
+
+    def learn(self, seconds: float, *, decoded: bool, work: Work) -> None:
+        """So long it took to do `work` and, if `decoded`, to decode once.
+
+        Not to be told apart by whoever measures: in an engine that works ahead the prefill waits for the
+        decode step before it, and the next decode step finds its tokens ready.
+        """
+        if work.calls:
+            self._learn_prefill(max(0.0, seconds - self._decode_s * decoded), work)
+        elif decoded:
+            expected = self._decode_s or seconds
+            self._decode_s = expected + _RATE * _limited(seconds - expected, expected)
+
+    def _learn_prefill(self, seconds: float, work: Work) -> None:
+        self._tokens_measured = max(self._tokens_measured, work.tokens)
+        parts = _parts(work)
+        expected = self.seconds(work)
+        if expected == 0.0:
+            # All of it is put down to the tokens, which makes longer calls look dearer than they will be.
+            self._prices = [0.0, seconds / parts[1], 0.0]
+            return
+        step = _RATE * _limited(seconds - expected, expected) / sum(part * part for part in parts)
+        self._prices = [
+            max(0.0, price + step * part) for price, part in zip(self._prices, parts, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one step may spend on prefill, and what is spent of it."""
+
+    pace: Pace
+    room_s: float
+    tokens_max: int
+    spent: Work = field(default_factory=Work)
+
+    def holds(self, work: Work) -> bool:
+        """Whether there is time for this too."""
+        total = self.spent.plus(work)
+        return total.tokens <= self.tokens_max and self.pace.seconds(total) <= self.room_s
+
+    def cut(self, left: int, context: int) -> int:
+        """How many of a row's `left` tokens to run, behind `context`. The first call may be cut. 0: none."""
+        if self.holds(Work.call(1, left, context)):
+            return left
+        if self.spent.calls:
+            return 0
+        for size in self.pace.sizes:
+            if size < left and self.holds(Work.call(1, size, context)):
+                return size
+        return min(left, CHUNK_TOKENS_MIN, self.tokens_max)
+
+    def spend(self, work: Work) -> None:
+        self.spent = self.spent.plus(work)
+
+
+def _parts(work: Work) -> tuple[float, float, float]:
+    # No call is cheaper than one of the smallest chunk: it has a price of its own, known already or not.
+    tokens = max(work.tokens, work.calls * CHUNK_TOKENS_MIN)
+    return work.calls, tokens / _TOKENS, work.reach / _REACH
+
+
+def _limited(error: float, expected: float) -> float:
+    return min(max(error, _ERROR_BELOW * expected), _ERROR_ABOVE * expected)

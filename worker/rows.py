@@ -1,0 +1,78 @@
+"""The rows a scheduler plans with, and its plans. Plain values; the scheduler alone changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from worker.contract import Prepared
+from worker.pace import Work
+
+
+class Phase(StrEnum):
+    """Where a request stands. It moves forward, except that a preempted row waits again."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A request and how far it has come.
+
+    `order`: its priority and the number of its arrival. `tokens`: what is run before it decodes, the prompt
+    and, once it was preempted, its answer so far; `prefilled` of them are in its cache. `length`: tokens of
+    prompt and answer. `family`: rows of one family have the same prompt, and one of them runs it for all.
+    `roof`: the length for which it has reserved `bytes`.
+    """
+
+    request: Prepared
+    order: tuple[int, int]
+    family: int
+    digest: int
+    tokens: tuple[int, ...]
+    length: int
+    phase: Phase = Phase.WAITING
+    prefilled: int = 0
+    answered: list[int] = field(default_factory=list)
+    bytes: int = 0
+    roof: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def left(self) -> int:
+        """Tokens to run before the row can start: all but the last."""
+        return len(self.tokens) - 1 - self.prefilled
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of one row's tokens. `last`: it starts to decode after it, and so do its `copies`."""
+
+    row: Row
+    tokens: tuple[int, ...]
+    last: bool
+    copies: tuple[Row, ...] = ()
+
+
+Group = Sequence[Chunk]
+"""Chunks that are run in one call. Of several, each is the whole of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What follows a decode step: drop the caches of the `preempted`, then run the groups in order."""
+
+    groups: Sequence[Group] = ()
+    preempted: Sequence[Row] = ()
+
+
+def work_of(group: Group) -> Work:
+    """What running a group costs, padding included. To be asked before it has run."""
+    width = max(len(chunk.tokens) for chunk in group)
+    return Work.call(len(group), width, group[0].row.prefilled) if width else Work()
