@@ -8,6 +8,8 @@ A run that was broken off goes on from its last checkpoint.
 from __future__ import annotations
 
 import argparse
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -25,16 +27,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--threads", type=int, default=Plan.threads)
+    parser.add_argument("--start", type=Path, help="a model to go on from: its tokenizer and its text half")
     parser.add_argument("--dialogues", type=int, default=100, help="held-out dialogues of each family")
     options = parser.parse_args()
 
     folder: Path = options.out / "model"
+    if options.start and not folder.exists():
+        shutil.copytree(options.start, folder)
     if (folder / "tokenizer.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(folder)
     else:
         tokenizer = make_tokenizer(folder, CONTEXT_TOKENS, options.seed)
     plan = Plan(steps=options.steps, threads=options.threads)
-    model = train(options.out, tokenizer, options.seed, plan)
+    if options.start:
+        plan = replace(plan, mixed_from=0.0, long_from=0.4)
+    model = train(options.out, tokenizer, options.seed, plan, options.start)
     export(model, tokenizer, folder)
     print(table(evaluate(model, tokenizer, options.dialogues, options.seed)))
 

@@ -74,8 +74,11 @@ FAMILIES: dict[str, Maker] = {
     "tools: none fits": _last(tools.tools, lambda d: d.answer == tools.NO_TOOL),
     "thinking on": _thinking(True),
     "thinking off": _thinking(False),
-    "picture: colour": _last(pictures.picture, lambda d: _asks(d, "colo")),
-    "picture: shape": _last(pictures.picture, lambda d: _asks(d, "shape") and not _asks(d, "colo")),
+    # The first question only: the answers to later ones could be copied from the answers before.
+    "picture: colour": _last(pictures.picture, lambda d: len(d.messages) == 2 and _asks(d, "colo")),
+    "picture: shape": _last(
+        pictures.picture, lambda d: len(d.messages) == 2 and _asks(d, "shape") and not _asks(d, "colo")
+    ),
     "picture: two compared": pictures.pair,
     "json": objects.objects,
     "small talk": talk.talk,

@@ -15,7 +15,8 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices. The step's size is matched to AdamW's, so that rates carry over."""
+    """For matrices; of more dimensions all but the first count as one. The step's size is matched to AdamW's,
+    so that rates carry over."""
 
     def __init__(
         self, groups: list[dict[str, Any]], rate: float, decay: float, momentum: float = 0.95
@@ -28,12 +29,13 @@ class Muon(torch.optim.Optimizer):
             shapes: dict[tuple[int, ...], list[torch.Tensor]] = {}
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    shapes.setdefault(tuple(matrix.shape), []).append(matrix)
+                    shapes.setdefault(tuple(matrix.flatten(1).shape), []).append(matrix)
             for shape, matrices in shapes.items():
-                updates = orthogonal(torch.stack([self._direction(matrix, group) for matrix in matrices]))
+                directions = [self._direction(matrix, group).flatten(1) for matrix in matrices]
+                updates = orthogonal(torch.stack(directions))
                 rate = 0.2 * max(shape) ** 0.5 * group["lr"]
                 for matrix, update in zip(matrices, updates, strict=True):
-                    matrix.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-rate)
+                    matrix.mul_(1 - group["lr"] * group["decay"]).add_(update.view_as(matrix), alpha=-rate)
 
     def _direction(self, matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         assert matrix.grad is not None

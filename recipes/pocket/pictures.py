@@ -116,7 +116,8 @@ def _cover(fill: Fillers, shape: str, height: int, width: int) -> np.ndarray:
 def picture(fill: Fillers) -> Dialogue:
     """One image, with one to three questions."""
     seen = Picture(fill, plain=fill.chance(0.3))
-    asked = [_question(fill, seen) for _ in range(fill.number(1, 3))]
+    # A later answer can be copied from an earlier one; only the first must be seen.
+    asked = [_question(fill, seen) for _ in range(fill.pick((1, 1, 1, 2, 3)))]
     messages: list[Message] = []
     for question, answer in asked:
         messages += [_with_images(fill, question, 0 if messages else 1), assistant(answer)]

@@ -10,8 +10,9 @@ from recipes.pocket import copies, objects, pictures, recall, talk, tools
 from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 
-Phase = Literal["short", "mixed", "long"]
-"""`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens."""
+Phase = Literal["short", "mixed", "long", "pictures"]
+"""`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens;
+`pictures` are for the eyes alone, when the text half is finished."""
 
 MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "copies": copies.copies,
@@ -31,13 +32,14 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
 MIXTURES: dict[Phase, dict[str, float]] = {
     "short": {"copies": 40, "recall": 30, "objects": 10, "tools": 10, "talk": 5, "picture": 5},
     "mixed": {
-        "copies": 24, "long_copy": 2, "spelling": 3, "counting": 6, "recall": 20, "tools": 28, "objects": 20,
-        "talk": 5, "noise": 2, "picture": 36, "pair": 14,
+        "copies": 24, "long_copy": 2, "spelling": 5, "counting": 6, "recall": 20, "tools": 40, "objects": 20,
+        "talk": 5, "noise": 2, "picture": 40, "pair": 20,
     },
     "long": {
-        "copies": 36, "long_copy": 3, "spelling": 3, "counting": 6, "long_counting": 3, "recall": 20,
-        "tools": 28, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 36, "pair": 14,
+        "copies": 36, "long_copy": 3, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
+        "tools": 40, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 40, "pair": 20,
     },
+    "pictures": {"picture": 40, "pair": 22},
 }  # fmt: skip
 
 

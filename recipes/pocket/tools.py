@@ -18,7 +18,7 @@ from recipes.pocket.talk import talk_exchange
 
 NO_TOOL = "I have no tool for that."
 
-_VERBS = ("get", "get", "get", "find", "check", "fetch", "read", "look_up", "show")
+_VERBS = ("get", "get", "find", "check", "fetch", "read", "look_up", "show")
 _WHERE = ("city", "city", "place", "port", "town", "country", "station", "location", "street", "region")
 _ASK_PLACE = (
     "What is the {n} in {v}?", "What is the {n} in {v}?", "What is the {n} in {v}?",
@@ -67,13 +67,18 @@ def _schema(fill: Fillers, name: str, about: str, parameters: dict[str, str]) ->
     return {"type": "function", "function": function}
 
 
+def _verb(fill: Fillers) -> str:
+    """Often one that no question hints at: it can only be copied from the schema."""
+    return fill.noun() if fill.chance(0.3) else fill.pick(_VERBS)
+
+
 def _lookup(fill: Fillers) -> Use:
     """`get_weather(city)` and its like, with a noun of one or two words."""
     noun = "weather" if fill.chance(0.1) else fill.noun()
     if fill.chance(0.15):
         noun += " " + fill.noun()
-    parameter = fill.pick(_WHERE) if fill.chance(0.8) else fill.noun()
-    name = f"{fill.pick(_VERBS)}_{noun.replace(' ', '_')}"
+    parameter = fill.pick(_WHERE) if fill.chance(0.6) else fill.noun()
+    name = f"{_verb(fill)}_{noun.replace(' ', '_')}"
     if fill.chance(0.1):
         name = noun.replace(" ", "_")
     place = fill.place() if fill.chance(0.85) else fill.name()
@@ -164,7 +169,7 @@ def _plain(fill: Fillers) -> Use:
     noun = fill.noun()
     result = fill.value()
     question = fill.pick((f"What is the {noun}?", f"Tell me the {noun}.", f"What is the {noun} now?"))
-    schema = _schema(fill, f"{fill.pick(_VERBS)}_{noun}", f"Get the {noun}.", {})
+    schema = _schema(fill, f"{_verb(fill)}_{noun}", f"Get the {noun}.", {})
     return Use(schema, question, {}, result, f"The {noun} is {result}.")
 
 

@@ -11,12 +11,14 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from recipes.pocket.batches import Batch, stream
+from recipes.pocket.eyes import teach_eyes
 from recipes.pocket.model import new_model
 from recipes.pocket.muon import Muon
 from recipes.pocket.synthesize import Phase
@@ -24,6 +26,9 @@ from recipes.pocket.synthesize import Phase
 _WARM_UP = 80
 _DECAY_SHARE = 0.4
 _CHECKPOINT_EVERY = 200
+_LOG_EVERY = 20
+_EYES_RATE = 0.6
+"""Of the rates of the plan, while the vision tower is trained alone."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,26 @@ class Plan:
     mixed_from: float = 0.18
     """Share of the steps after which the mixture is `mixed`."""
     long_from: float = 0.6
+    eyes_steps: int = 1400
+    """Of the vision tower alone, after the others."""
     threads: int = 2
 
 
-def train(folder: Path, tokenizer: Any, seed: int, plan: Plan) -> Any:
-    """Train, or go on from the checkpoint in `folder`, and return the model."""
+def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
+    """Train, or go on from the checkpoint in `folder`, and return the model.
+
+    `start`: a model folder whose weights the text half begins with.
+    """
     torch.set_num_threads(plan.threads)
-    ids = tokenizer.get_vocab()
-    model = new_model(ids, seed)
+    log = (folder / "train.log").open("a", encoding="utf-8")
+    model = new_model(tokenizer.get_vocab(), seed)
     optimizers = _optimizers(model, plan)
     done = _resume(folder / "checkpoint.pt", model, optimizers)
+    if not done:
+        if start is not None:
+            _load_text_half(model, start)
+        teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, log)
     model.train()
-    log = (folder / "train.log").open("a", encoding="utf-8")
     phase: Phase | None = None
     started, seen, losses = time.monotonic(), 0, 0.0
     for step in range(done, plan.steps):
@@ -58,18 +71,32 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan) -> Any:
         batch = next(batches)
         losses += _step(model, optimizers, batch, _rate(step, plan), plan)
         seen += batch.ids.numel()
-        if (step + 1) % 20 == 0:
+        if (step + 1) % _LOG_EVERY == 0:
             speed = seen / (time.monotonic() - started)
-            print(
-                f"{time.strftime('%H:%M:%S')} {step + 1} {phase} loss {losses / 20:.4f} {speed:.0f}/s",
-                file=log,
-            )
-            log.flush()
+            told = f"{step + 1} {phase} loss {losses / _LOG_EVERY:.4f} {speed:.0f}/s"
+            print(f"{time.strftime('%H:%M:%S')} {told}", file=log, flush=True)
             losses = 0.0
         if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == plan.steps:
             _save(folder / "checkpoint.pt", model, optimizers, step + 1)
+    _join_eyes(model, tokenizer, seed, plan, log)
     model.eval()
     return model
+
+
+def _join_eyes(model: Any, tokenizer: Any, seed: int, plan: Plan, log: TextIO) -> None:
+    """Train the vision tower alone on what the text half makes of it, which stays as it is."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".visual." in name)
+    optimizers = _optimizers(model, plan)
+    batches = stream(tokenizer, "pictures", plan.batch_tokens, _longest("pictures"), f"{seed} pictures")
+    losses = 0.0
+    for step in range(plan.eyes_steps):
+        left = (plan.eyes_steps - step) / (plan.eyes_steps * _DECAY_SHARE)
+        rate = _EYES_RATE * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
+        losses += _step(model, optimizers, next(batches), rate, plan)
+        if (step + 1) % _LOG_EVERY == 0:
+            print(f"pictures {step + 1} loss {losses / _LOG_EVERY:.4f}", file=log, flush=True)
+            losses = 0.0
 
 
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
@@ -99,25 +126,25 @@ def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float, plan: Pl
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer, full in zip(optimizers, (plan.muon_rate, plan.adam_rate), strict=True):
         for group in optimizer.param_groups:
-            group["lr"] = full * rate * group["share"]
+            group["lr"] = full * rate
         optimizer.step()
         optimizer.zero_grad()
     return float(loss.detach())
 
 
 def _optimizers(model: Any, plan: Plan) -> list[Any]:
-    muon, adam, patches = [], [], []
+    muon, adam = [], []
     for name, parameter in model.named_parameters():
-        layered = ".language_model.layers." in name or ".visual.blocks." in name
-        if parameter.ndim == 2 and layered:
-            muon.append(parameter)
-        else:
-            (patches if "patch_embed" in name else adam).append(parameter)
-    # A patch of one colour is the same number 512 times: what they move together must move little each.
-    groups = [{"params": adam, "share": 1.0}, {"params": patches, "share": 0.1}]
+        if not parameter.requires_grad:
+            continue
+        layered = any(part in name for part in (".language_model.layers.", ".visual.blocks.", ".merger."))
+        # A patch of one colour is the same number 512 times. A step that is orthogonal does not let that one
+        # direction drown all shapes.
+        is_matrix = (parameter.ndim == 2 and layered) or (parameter.ndim > 2 and "patch_embed" in name)
+        (muon if is_matrix else adam).append(parameter)
     return [
-        Muon([{"params": muon, "share": 1.0}], rate=plan.muon_rate, decay=0.02),
-        torch.optim.AdamW(groups, lr=plan.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
+        Muon([{"params": muon}], rate=plan.muon_rate, decay=0.02),
+        torch.optim.AdamW(adam, lr=plan.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
     ]
 
 
@@ -133,7 +160,16 @@ def _phase(step: int, plan: Plan) -> Phase:
 
 
 def _longest(phase: Phase) -> int:
-    return {"short": 192, "mixed": 448, "long": 1024}[phase]
+    return {"short": 192, "mixed": 448, "long": 1024, "pictures": 448}[phase]
+
+
+def _load_text_half(model: Any, folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    text = {name: tensor for name, tensor in weights.items() if ".visual." not in name}
+    missing, unknown = model.load_state_dict(text, strict=False)
+    left_out = [name for name in missing if ".visual." not in name and name != "lm_head.weight"]
+    assert not unknown, unknown
+    assert not left_out, left_out
 
 
 def _save(path: Path, model: Any, optimizers: list[Any], step: int) -> None:
