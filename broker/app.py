@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from broker import status
 from broker.config import GatewaySettings
 from broker.dialects import answer, chat, chat_body, completions
 from broker.dialects.parameters import Parameters, copies
@@ -44,6 +45,7 @@ class Gateway:
     settings: GatewaySettings
     dispatcher: Dispatcher
     link: Link
+    started_at: float = field(default_factory=time.monotonic)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
@@ -54,6 +56,8 @@ def create_app(gateway: Gateway) -> ASGIApp:
             Route("/v1/completions", complete_text, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{model:path}", get_model),
+            Route("/v1/status", show_status),
+            Route("/v1/cache", cache, methods=["GET", "DELETE"]),
             Route("/health", health),
             Route("/ready", ready),
         ],
@@ -109,7 +113,7 @@ async def complete_chat(request: Request) -> ASGIApp:
         body,
         choices=len(requests),
     )
-    return _respond(gateway, worker, requests, frames, renderer)
+    return _respond(gateway, worker, requests, frames, renderer, prompts=1)
 
 
 async def complete_text(request: Request) -> ASGIApp:
@@ -126,7 +130,7 @@ async def complete_text(request: Request) -> ASGIApp:
         choices=len(requests),
         prompts=len(body.prompts),
     )
-    return _respond(gateway, worker, requests, [], renderer)
+    return _respond(gateway, worker, requests, [], renderer, prompts=len(body.prompts))
 
 
 def _renderer(
@@ -138,11 +142,18 @@ def _renderer(
 
 
 def _respond(
-    gateway: Gateway, worker: Worker, requests: list[Generate], frames: list[bytes], renderer: Renderer
+    gateway: Gateway,
+    worker: Worker,
+    requests: list[Generate],
+    frames: list[bytes],
+    renderer: Renderer,
+    *,
+    prompts: int,
 ) -> ASGIApp:
     return FlightResponse(
         gateway.dispatcher.board(worker, requests, frames),
         renderer,
+        prompts=prompts,
         keepalive_s=gateway.settings.keepalive_s,
         on_end=_log_flight,
     )
@@ -199,6 +210,20 @@ def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
     if known.context_length:
         model["context_length"] = known.context_length
     return model
+
+
+async def show_status(request: Request) -> Response:
+    """GET /v1/status: the gateway, its workers, and where each of their requests stands."""
+    gateway: Gateway = request.app.state.gateway
+    return JSONResponse(status.status(gateway.dispatcher, time.monotonic() - gateway.started_at))
+
+
+async def cache(request: Request) -> Response:
+    """GET /v1/cache: the prefix caches, by model. DELETE /v1/cache[?model=…]: empty them."""
+    dispatcher: Dispatcher = request.app.state.gateway.dispatcher
+    if request.method == "DELETE":
+        return JSONResponse(await status.clear(dispatcher, request.query_params.get("model")))
+    return JSONResponse(status.caches(dispatcher.fleet))
 
 
 async def health(request: Request) -> Response:

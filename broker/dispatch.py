@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from broker.admission import Admission
+from broker.clearing import Clearing
 from broker.fleet import Fleet, Verdict, Worker
 from broker.inflight import Flight, Flights
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    CacheCleared,
     Cancel,
+    ClearCache,
     Events,
     Failed,
     Finished,
@@ -30,6 +33,7 @@ from protocol.messages import (
     Message,
     Ready,
     Rejected,
+    Reused,
     ToGateway,
     Welcome,
 )
@@ -53,6 +57,7 @@ class Dispatcher:
         self.admission = admission
         self.dropped: Counter[str] = Counter()
         self.stopping = False
+        self._clearings: dict[str, Clearing] = {}
         self._send = send
         self._clock = clock
 
@@ -104,6 +109,25 @@ class Dispatcher:
     def _cancel(self, flight: Flight) -> None:
         self._send(flight.worker, Cancel(incarnation=self.incarnation, id=flight.id), ())
 
+    @contextmanager
+    def clear(self, model: str | None, id: str) -> Iterator[Clearing]:
+        """Have every worker that serves `model` (None: every one that serves) forget its prefixes.
+
+        While the context is open the answers are collected. Raises `RequestError` when nobody serves, or one
+        who does cannot be reached.
+        """
+        self.find(model)
+        serving = [worker for worker in self.fleet if worker.serves and model in (None, worker.model)]
+        clearing = Clearing(id, {worker.incarnation: worker.model for worker in serving})
+        self._clearings[id] = clearing
+        try:
+            for worker in serving:
+                if not self._send(worker.incarnation, ClearCache(incarnation=self.incarnation, id=id), ()):
+                    raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
+            yield clearing
+        finally:
+            del self._clearings[id]
+
     # --- what workers say ---
 
     def hear(self, sender: str, message: ToGateway) -> None:
@@ -150,12 +174,8 @@ class Dispatcher:
         match message:
             case Heartbeat():
                 self.fleet.heartbeat(worker, message, now)
-            case Accepted():
-                if flight := self._flight(message.id, worker.incarnation):
-                    flight.accept(message)
-            case Finished() | Failed():
-                if flight := self._flight(message.id, worker.incarnation):
-                    flight.end(message)
+            case Accepted() | Reused() | Finished() | Failed():
+                self._pass_on(message)
             case Loading():
                 self.fleet.loading(worker, message)
             case Ready():
@@ -164,8 +184,28 @@ class Dispatcher:
                 self.fleet.ready(worker, message, now)
             case Goodbye():
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}")
+            case CacheCleared():
+                self._cleared(message)
             case _:
                 self.dropped["unexpected"] += 1
+
+    def _pass_on(self, message: Accepted | Reused | Finished | Failed) -> None:
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return
+        match message:
+            case Accepted():
+                flight.accept(message)
+            case Reused():
+                if not flight.reused(message):
+                    self.dropped["unexpected"] += 1
+            case _:
+                flight.end(message)
+
+    def _cleared(self, message: CacheCleared) -> None:
+        clearing = self._clearings.get(message.id)
+        if clearing is None or not clearing.answer(message):
+            self.dropped["no_clearing"] += 1
 
     def _flight(self, id: str, worker: str) -> Flight | None:
         flight = self.flights.find(id, worker)
@@ -196,6 +236,8 @@ class Dispatcher:
         )
         for flight in aboard:
             flight.fail(Code.WORKER_CRASHED)
+        for clearing in self._clearings.values():
+            clearing.lose(incarnation)
 
     def sweep(self) -> None:
         """Called a few times a second: find workers that hang, and end what is aboard them."""

@@ -39,7 +39,16 @@ class Worker:
     steps: int = 0
     stepped_at: float = 0.0
     running: int = 0
+    beat: Heartbeat | None = None
+    """The last one: what the worker says of itself."""
     verdict: Verdict | None = None
+
+    @property
+    def state(self) -> str:
+        """`ready`, `loading`, or the verdict against it."""
+        if self.verdict is not None:
+            return self.verdict.value
+        return "loading" if self.ready is None else "ready"
 
     @property
     def serves(self) -> bool:
@@ -100,6 +109,7 @@ class Fleet:
             worker.steps = message.steps
             worker.stepped_at = now
         worker.running = message.running
+        worker.beat = message
 
     def heard(self, worker: Worker, now: float) -> None:
         """Any message at all is a sign of life."""

@@ -5,6 +5,7 @@ between it collects what the worker says, in order, until the one terminal item.
 
 * exactly one terminal item per flight (`Finished` or `Failed`), nothing after it;
 * deltas are numbered 0, 1, 2…; a gap or a double fails the flight instead of corrupting its text;
+* what was reused of its prompt is said once, after its acceptance and before its first delta;
 * a flight listens to one incarnation of one worker; what others say about it is dropped;
 * what waits for a client that does not read is bounded.
 """
@@ -15,11 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from protocol.errors import Code
-from protocol.messages import Accepted, Delta, Failed, Finished, Generate
+from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused
 
 PENDING_DELTAS_MAX = 16384
 
-Item = Accepted | Delta | Finished | Failed
+Item = Accepted | Reused | Delta | Finished | Failed
 Batch = tuple[int, list[Item]]
 """What has come for one of a request's flights: its place among them, and the items."""
 
@@ -34,6 +35,8 @@ class Flight:
     tokens_emitted: int = 0
     deltas: int = 0
     accepted: bool = False
+    prompt_tokens: int = 0
+    reuse: Reuse | None = None
     started_at: float | None = None
     terminal: Finished | Failed | None = None
     on_item: Callable[[], None] = lambda: None
@@ -55,7 +58,16 @@ class Flight:
     def accept(self, message: Accepted) -> None:
         if self.terminal is None and not self.accepted:
             self.accepted = True
+            self.prompt_tokens = message.prompt_tokens
             self._push(message)
+
+    def reused(self, message: Reused) -> bool:
+        """How much of the prompt need not be computed. False when this is not the time to say it."""
+        if not self.accepted or self.reuse is not None or self.deltas or self.terminal is not None:
+            return False
+        self.reuse = message.reuse
+        self._push(message)
+        return True
 
     def gain(self, delta: Delta, now: float) -> bool:
         """One more delta. False when the flight failed over it and the worker should stop."""

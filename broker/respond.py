@@ -11,11 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from broker import reuse
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object
 from broker.inflight import Batch, Flight
 from broker.reader import Reader
 from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Reused
+
+HEADERS_HELD_S_MAX = 1.0
+"""How long a response, once its request was accepted, waits for what its headers say of the cache."""
 
 
 class Renderer(Protocol):
@@ -76,10 +81,13 @@ class FlightResponse:
         aboard: AbstractContextManager[Sequence[Flight]],
         renderer: Renderer,
         *,
+        prompts: int,
         keepalive_s: float,
         on_end: Callable[[Flight, int], None],
     ) -> None:
+        """`prompts`: how many the flights answer, equally many each, side by side."""
         self._aboard = aboard
+        self._prompts = prompts
         self._renderer = renderer
         self._keepalive_s = keepalive_s
         self._on_end = on_end
@@ -91,7 +99,7 @@ class FlightResponse:
                 reader = Reader(flights)
                 watcher = asyncio.ensure_future(_watch(receive, reader))
                 try:
-                    status = await self._answer(reader, send)
+                    status = await self._answer(flights, reader, send)
                 except RequestError as error:
                     status = error.kind.status
                     raise
@@ -102,27 +110,48 @@ class FlightResponse:
         except RequestError as error:
             await error_response(error)(scope, receive, send)
 
-    async def _answer(self, reader: Reader, send: Send) -> int:
-        # Nothing is sent before the worker's first word: a request it refuses gets its status code.
+    async def _answer(self, flights: Sequence[Flight], reader: Reader, send: Send) -> int:
         started = False
-        while True:
-            batches = await reader.batches(self._keepalive_s if started else None)
-            if reader.client_gone:
-                return 499
+        batches = await self._opening(flights, reader)
+        while not reader.client_gone:
             body = self._renderer.feed(batches) if batches else self._renderer.keepalive
             over = self._renderer.over
-            if not (body or over):
-                continue
-            if not started:
-                started = True
-                await send(_start(self._renderer.content_type, len(body) if over else None))
-            await send({"type": "http.response.body", "body": body, "more_body": not over})
+            if body or over:
+                if not started:
+                    started = True
+                    cache = reuse.header(flights, self._prompts)
+                    await send(_start(self._renderer.content_type, len(body) if over else None, cache))
+                await send({"type": "http.response.body", "body": body, "more_body": not over})
             if over:
                 return 200
+            batches = await reader.batches(self._keepalive_s if started else None)
+        return 499
+
+    async def _opening(self, flights: Sequence[Flight], reader: Reader) -> list[Batch]:
+        """All that came until the headers can be sent; empty when the client left before.
+
+        Nothing is sent before the worker's first word: a request it refuses gets its status code. A request
+        in its queue is accepted and no more, so from there on the wait is short.
+        """
+        loop = asyncio.get_running_loop()
+        batches = await reader.batches()
+        held_until = loop.time() + HEADERS_HELD_S_MAX
+        while not (reader.client_gone or _has_begun(batches) or reuse.header(flights, self._prompts)):
+            left_s = held_until - loop.time()
+            if left_s <= 0:
+                break
+            batches += await reader.batches(left_s)
+        return batches
 
 
-def _start(content_type: bytes, length: int | None) -> Message:
+def _has_begun(batches: Sequence[Batch]) -> bool:
+    return any(not isinstance(item, Accepted | Reused) for _, items in batches for item in items)
+
+
+def _start(content_type: bytes, length: int | None, cache: bytes | None) -> Message:
     headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
+    if cache is not None:
+        headers.append((reuse.HEADER, cache))
     if length is not None:
         headers.append((b"content-length", str(length).encode()))
     return {"type": "http.response.start", "status": 200, "headers": headers}

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from deploy.lifecycle import RestartLimits
 from deploy.supervise import STOP_TIMEOUT_S, Child
 from protocol import logs, settings, sockets
+from protocol.sizes import Size
 
 PROGRAM = "roundhouse serve"
 ABOUT = """Run the gateway and one worker in the foreground, start again what dies, and stop both on Ctrl-C.
@@ -26,7 +27,15 @@ file named by --config (max_running); a flag wins over a variable, a variable ov
 
 PORT = 8000
 GATEWAY_FLAGS = ("host", "port", "max_waiting", "log_format", "log_level")
-WORKER_FLAGS = ("model", "max_running", "log_format", "log_level")
+WORKER_FLAGS = (
+    "model",
+    "max_running",
+    "prefix_cache_ram",
+    "prefix_cache_disk",
+    "prefix_cache_dir",
+    "log_format",
+    "log_level",
+)
 
 _HOME = Path(__file__).resolve().parents[1]
 
@@ -48,6 +57,16 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
     max_waiting: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="requests that may wait for the worker; beyond them 503 at once"),
+    ] = None
+    prefix_cache_ram: Annotated[
+        Size | None,
+        Meta(description="memory for prefixes, to be reused (default: a part of what is left; 0: no reuse)"),
+    ] = None
+    prefix_cache_disk: Annotated[
+        Size | None, Meta(description="disk for prefixes that outlive the worker (default: 4GiB; 0: none)")
+    ] = None
+    prefix_cache_dir: Annotated[
+        Path | None, Meta(description="their folder (default: in the user's cache folder)")
     ] = None
     endpoint: Annotated[
         str | None,

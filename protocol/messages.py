@@ -102,6 +102,59 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decode_s: float = 0.0
 
 
+class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What of a prompt had been computed before.
+
+    `tokens` of it were. `tier`: `disk` if any of it had to be read from there, else `ram`; `none` where nothing
+    was reused. `miss` says why it was not more; it is empty where all was.
+    """
+
+    tokens: Count = 0
+    tier: str = "none"
+    miss: str = ""
+
+
+class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a request stands in its worker: `waiting`, `prefill` or `decode`. `prefilled` counts the reused
+    tokens too. Seconds are since its arrival at the worker."""
+
+    id: str
+    phase: str
+    prompt_tokens: Count
+    prefilled: Count = 0
+    answered: Count = 0
+    seconds: float = 0.0
+    first_token_s: float | None = None
+    reuse: Reuse | None = None
+
+
+class TopPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stored prefix that is used often, without its text."""
+
+    tokens: Count
+    uses: Count
+    bytes: Count
+    pinned: bool = False
+
+
+class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The prefix cache of a worker since its start. `misses` counts requests by `Reuse.miss`, the positions
+    left out."""
+
+    ram_bytes: Count = 0
+    ram_limit: Count = 0
+    disk_bytes: Count = 0
+    disk_limit: Count = 0
+    blocks: Count = 0
+    snapshots: Count = 0
+    lookups: Count = 0
+    hits: Count = 0
+    prompt_tokens: Count = 0
+    reused_tokens: Count = 0
+    misses: dict[str, int] = {}
+    top: list[TopPrefix] = []
+
+
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker's model can be asked."""
 
@@ -130,7 +183,8 @@ class Rejected(Message, frozen=True):
 class Generate(Message, frozen=True):
     """One request. `messages` is the canonical conversation; `prompt` (text) takes its place for raw
     completion. `max_tokens` None means until the context is full. Of several waiting, the smallest `priority`
-    is served first. One that is not done `deadline_s` after its arrival fails."""
+    is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared between
+    requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten."""
 
     id: str
     sampling: Sampling
@@ -144,6 +198,8 @@ class Generate(Message, frozen=True):
     ignore_eos: bool = False
     priority: int = 0
     deadline_s: float | None = None
+    cache_salt: str = ""
+    cache_pin: bool = False
 
 
 class Cancel(Message, frozen=True):
@@ -152,7 +208,14 @@ class Cancel(Message, frozen=True):
     id: str
 
 
-ToWorker = Welcome | Rejected | Generate | Cancel
+class ClearCache(Message, frozen=True):
+    """Forget every stored prefix that no request is using, in memory and on disk. Answered by `CacheCleared`
+    with the same `id`."""
+
+    id: str
+
+
+ToWorker = Welcome | Rejected | Generate | Cancel | ClearCache
 
 
 # --- worker -> gateway -------------------------------------------------------------------------------
@@ -186,12 +249,15 @@ class Ready(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
-    and it stands still, the process is alive and the model is not."""
+    and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
+    eldest first; `prefix` is None where nothing is reused."""
 
     running: Count
     waiting: Count
     steps: Count
     cache_bytes: Count = 0
+    rows: list[RowStatus] = []
+    prefix: PrefixStatus | None = None
 
 
 class Accepted(Message, frozen=True):
@@ -199,6 +265,14 @@ class Accepted(Message, frozen=True):
 
     id: str
     prompt_tokens: Count
+
+
+class Reused(Message, frozen=True):
+    """The request has left the queue; so much of its prompt need not be computed. At most once a request, and
+    before its first delta."""
+
+    id: str
+    reuse: Reuse
 
 
 class Events(Message, frozen=True):
@@ -231,4 +305,24 @@ class Goodbye(Message, frozen=True):
     reason: str
 
 
-ToGateway = Hello | Loading | Ready | Heartbeat | Accepted | Events | Finished | Failed | Goodbye
+class CacheCleared(Message, frozen=True):
+    """The answer to `ClearCache`: bytes given back in memory and on disk."""
+
+    id: str
+    ram_bytes: Count
+    disk_bytes: Count
+
+
+ToGateway = (
+    Hello
+    | Loading
+    | Ready
+    | Heartbeat
+    | Accepted
+    | Reused
+    | Events
+    | Finished
+    | Failed
+    | CacheCleared
+    | Goodbye
+)

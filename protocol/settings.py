@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from protocol import sizes
 
 EXIT_CONFIGURATION = 78
 """sysexits' EX_CONFIG: starting again will not help until a person changes something."""
@@ -92,6 +94,18 @@ def _describe(hint: Any) -> str:
     return next((m.description for m in metas if m.description), "")
 
 
+def _is_size(hint: Any) -> bool:
+    return any(meta is sizes.BYTES for meta in _metas(hint))
+
+
+def _metas(hint: Any) -> Iterator[msgspec.Meta]:
+    for part in get_args(hint):
+        if isinstance(part, msgspec.Meta):
+            yield part
+        else:
+            yield from _metas(part)
+
+
 def _is_switch(hint: Any) -> bool:
     return (get_args(hint)[0] if get_origin(hint) is Annotated else hint) is bool
 
@@ -104,12 +118,14 @@ def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.Ar
         flag = "--" + field.encode_name.replace("_", "-")
         help_text = _describe(hints[field.name])
         if field.default is not msgspec.NODEFAULT and field.default not in (None, ""):
-            help_text += f" (default: {field.default})"
+            default = sizes.spell(field.default) if _is_size(hints[field.name]) else field.default
+            help_text += f" (default: {default})"
         help_text = help_text.replace("%", "%%")
         if _is_switch(hints[field.name]):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
         else:
-            parser.add_argument(flag, metavar=_metavar(field.name), help=help_text)
+            metavar = "SIZE" if _is_size(hints[field.name]) else _metavar(field.name)
+            parser.add_argument(flag, metavar=metavar, help=help_text)
     return parser
 
 
@@ -150,8 +166,10 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
             continue
         value, source, typed = values[name]
         try:
+            if isinstance(value, str) and _is_size(hint):
+                value = sizes.parse(value)
             converted[field.name] = msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, sizes.SizeError) as error:
             errors.append(f"{name}: {error} (from {source})")
     if errors:
         return None

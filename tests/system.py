@@ -52,7 +52,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | (env or {}),
+                env=os.environ | {"ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes")} | (env or {}),
             )
         self.pid = self._popen.pid
         self.stats = psutil.Process(self.pid)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +12,7 @@ from msgspec import Meta, Struct
 
 from protocol import logs
 from protocol.settings import public_name
+from protocol.sizes import Size
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Bytes = Annotated[int, Meta(ge=1)]
@@ -50,9 +54,33 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     memory_headroom: Annotated[
         float, Meta(ge=0, lt=1, description="the share of memory that weights and caches leave free")
     ] = 0.1
+    prefix_cache_ram: Annotated[
+        Size | None,
+        Meta(description="memory for prefixes, to be reused; 0: no reuse; none: a part of what is left"),
+    ] = None
+    prefix_cache_disk: Annotated[
+        Size, Meta(description="disk for prefixes that outlive the worker; 0: none")
+    ] = 4 * 2**30
+    prefix_cache_dir: Annotated[
+        Path | None, Meta(description="their folder; none: `prefixes` in the user's cache folder")
+    ] = None
     stall_timeout_s: Annotated[
         Seconds,
         Meta(description="seconds without a step, while rows run, after which the worker ends itself"),
     ] = 120.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
+
+    @property
+    def prefix_folder(self) -> Path:
+        """Where prefixes are kept on disk."""
+        return self.prefix_cache_dir or cache_folder(os.environ, sys.platform) / "prefixes"
+
+
+def cache_folder(environ: Mapping[str, str], platform: str) -> Path:
+    """Where a user's programs keep what they can make again: ours below it."""
+    if platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "roundhouse"
+    # A relative path there is to be ignored, says the XDG base directory specification.
+    named = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "roundhouse"

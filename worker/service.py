@@ -27,6 +27,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     Cancel,
+    ClearCache,
     Failed,
     Generate,
     Goodbye,
@@ -40,12 +41,13 @@ from protocol.messages import (
     new_incarnation,
 )
 from protocol.settings import EXIT_CONFIGURATION
-from worker.commands import Command, Drop, Stop, Submit
+from worker.commands import Clear, Command, Drop, Stop, Submit
 from worker.config import WorkerSettings
 from worker.contract import Facts, Loader, Model, ModelError
 from worker.loop import Counters, Loop
 from worker.outbox import Outbox
 from worker.pool import Outcome, PreparerPool
+from worker.reuse import Limits, open_store
 from worker.scheduler import Policy, Scheduler
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,12 @@ class Service:
     def _run_model(self) -> None:
         try:
             model = self._loader.load(self._report_progress)
-            self._make_loop(model).run()
+            loop = self._make_loop(model)
+            try:
+                loop.run()
+            finally:
+                if loop.store:
+                    loop.store.close()
         except BaseException as error:  # the thread's boundary: the I/O thread decides what it means
             self._failure = error
         self._outbox.wake()
@@ -105,10 +112,14 @@ class Service:
     def _make_loop(self, model: Model) -> Loop:
         self._pool = PreparerPool(model.open_preparer)
         self._facts = model.facts
+        settings = self._settings
+        limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)
+        store = open_store(model, limits, self._inbox.put)
         self._outbox.put(self._ready(model.facts))
         return Loop(
             model=model,
-            scheduler=Scheduler(self._policy(model)),
+            scheduler=Scheduler(self._policy(model), store.index if store else None),
+            store=store,
             incarnation=self._incarnation,
             inbox=self._inbox,
             publish=self._outbox.put,
@@ -264,6 +275,8 @@ class Service:
             case Cancel():
                 self._preparing.discard(message.id)
                 self._inbox.put(Drop(message.id))
+            case ClearCache():
+                self._inbox.put(Clear(message.id))
 
     def _meet(self, message: Welcome) -> None:
         if self._gateway not in (None, message.incarnation):
@@ -335,6 +348,8 @@ class Service:
                 waiting=counters.waiting + len(self._preparing),
                 steps=counters.steps,
                 cache_bytes=counters.cache_bytes,
+                rows=counters.rows,
+                prefix=counters.prefix,
             )
         )
         self._send_all()

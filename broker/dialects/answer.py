@@ -12,7 +12,7 @@ from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
 from broker.inflight import Batch
 from protocol.errors import RequestError
-from protocol.messages import Accepted, Delta, Failed, Finished, Usage
+from protocol.messages import Accepted, Delta, Failed, Finished, Reused, Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -96,11 +96,13 @@ class Stream:
         self._begun = self._begun or bool(events)
         return b"".join(events)
 
-    def _events(self, choice: int, item: Accepted | Finished | Failed) -> Iterator[bytes]:
+    def _events(self, choice: int, item: Accepted | Reused | Finished | Failed) -> Iterator[bytes]:
         match item:
             case Accepted():
                 entry = self._form.opening(choice)
                 yield self._head + entry + self._tail if entry else self.keepalive
+            case Reused():
+                pass  # the response's headers say it
             case Finished():
                 yield self._head + self._form.closing(choice, item.reason) + self._tail
                 if self._ends.finish(choice, item):

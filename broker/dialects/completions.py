@@ -84,6 +84,8 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
             ignore_eos=bool(body.ignore_eos),
             priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            cache_pin=bool(body.cache_pin),
         )
         requests += copies(first, body.n or 1)
     return requests

@@ -18,6 +18,7 @@ TOP_LOGPROBS_MAX = 20
 LOGIT_BIASES_MAX = 1024
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
+CACHE_SALT_CHARACTERS_MAX = 256
 
 _SEED_MASK = 2**63 - 1
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
@@ -45,7 +46,8 @@ class Parameters(Struct, kw_only=True):
     """What is read of every body. Unknown fields are skipped and null means absent, as every client expects.
 
     `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (of those that wait, the smallest is
-    served first) are extensions, named as elsewhere.
+    served first) are extensions, named as elsewhere; so are `cache_salt` (prefixes are shared between
+    requests with the same one only) and `cache_pin` (those of this request are the last to be forgotten).
     """
 
     model: str | None = None
@@ -65,6 +67,8 @@ class Parameters(Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     priority: int | None = None
+    cache_salt: str | None = None
+    cache_pin: bool | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -77,6 +81,9 @@ def check(body: Parameters) -> None:
         check_range(name, getattr(body, name), low, high)
     _check_logit_bias(body.logit_bias or {})
     _check_stop(stop_strings(body))
+    if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
+        message = f"'cache_salt' can have at most {CACHE_SALT_CHARACTERS_MAX} characters."
+        raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")
 
 
 def _check_logit_bias(biases: dict[str, float]) -> None:

@@ -25,9 +25,11 @@ WITHOUT_MODEL = {
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
 
 PURE = {
-    "protocol": ("errors", "messages", "wire"),
+    "protocol": ("errors", "messages", "sizes", "wire"),
     "broker": (
+        "clearing",
         "inflight",
+        "reuse",
         "fleet",
         "admission",
         "dispatch",

@@ -23,7 +23,13 @@ PRIVATE_PATH = re.compile(r"(?<![\w.~:/*-])/(?:home|Users|root|work|builds|works
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 
 # The only places that may catch everything: a thread's or process's loop, and the boundary of one request.
-BOUNDARIES = {"worker/loop.py", "worker/pool.py", "worker/service.py", "worker/models/load.py"}
+BOUNDARIES = {
+    "worker/loop.py",
+    "worker/pool.py",
+    "worker/reuse.py",
+    "worker/service.py",
+    "worker/models/load.py",
+}
 # Outside of our hands: a library that raises nothing narrower.
 EXCUSED = {"worker/models/text.py"}
 

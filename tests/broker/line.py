@@ -10,6 +10,7 @@ from broker.fleet import Fleet
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    CacheCleared,
     Capabilities,
     Delta,
     Events,
@@ -19,7 +20,11 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Message,
+    PrefixStatus,
     Ready,
+    Reuse,
+    Reused,
+    RowStatus,
     Sampling,
     Usage,
 )
@@ -76,11 +81,22 @@ class Line:
         self.hello(worker, model)
         self.dispatcher.hear(worker, ready(worker, model, rows, images))
 
-    def beat(self, worker: str, running: int = 0, steps: int = 0) -> None:
-        message = Heartbeat(incarnation=worker, running=running, waiting=0, steps=steps)
+    def beat(
+        self,
+        worker: str,
+        running: int = 0,
+        steps: int = 0,
+        rows: Sequence[RowStatus] = (),
+        prefix: PrefixStatus | None = None,
+    ) -> None:
+        message = Heartbeat(
+            incarnation=worker, running=running, waiting=0, steps=steps, rows=list(rows), prefix=prefix
+        )
         self.dispatcher.hear(worker, message)
 
-    def say(self, worker: str, *messages: Accepted | Events | Finished | Failed) -> None:
+    def say(
+        self, worker: str, *messages: Accepted | Reused | Events | Finished | Failed | CacheCleared
+    ) -> None:
         for message in messages:
             self.dispatcher.hear(worker, message)
 
@@ -100,14 +116,22 @@ def accepted(worker: str, id: str) -> Accepted:
     return Accepted(incarnation=worker, id=id, prompt_tokens=3)
 
 
+def reused(worker: str, id: str, tokens: int = 0, tier: str = "none", miss: str = "cold") -> Reused:
+    return Reused(incarnation=worker, id=id, reuse=Reuse(tokens=tokens, tier=tier, miss=miss))
+
+
+def cleared(worker: str, id: str, ram_bytes: int = 0, disk_bytes: int = 0) -> CacheCleared:
+    return CacheCleared(incarnation=worker, id=id, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
+
+
 def events(worker: str, id: str, *texts: str, first: int = 0) -> Events:
     """One token for each text, in one message."""
     deltas = [Delta(id=id, sequence=first + n, tokens=[n], text=text) for n, text in enumerate(texts)]
     return Events(incarnation=worker, deltas=deltas)
 
 
-def finished(worker: str, id: str, tokens: int = 1) -> Finished:
-    usage = Usage(prompt_tokens=3, completion_tokens=tokens)
+def finished(worker: str, id: str, tokens: int = 1, cached: int = 0) -> Finished:
+    usage = Usage(prompt_tokens=3, completion_tokens=tokens, cached_tokens=cached)
     return Finished(incarnation=worker, id=id, reason="stop", usage=usage)
 
 

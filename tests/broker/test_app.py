@@ -15,14 +15,24 @@ import pytest
 from starlette.types import ASGIApp
 
 from broker import app as app_module
-from broker import inflight
+from broker import inflight, respond, status
 from broker.app import Gateway, create_app
 from broker.config import GatewaySettings
 from broker.fleet import Verdict
 from broker.link import Link
-from protocol.messages import Cancel, Generate, Loading, Message
+from protocol.messages import Cancel, ClearCache, Generate, Loading, Message, PrefixStatus, RowStatus
 from tests.broker.asgi import Exchange, lifespan, run, until
-from tests.broker.line import SILENT_S, Line, accepted, events, failed, finished, ready
+from tests.broker.line import (
+    SILENT_S,
+    Line,
+    accepted,
+    cleared,
+    events,
+    failed,
+    finished,
+    ready,
+    reused,
+)
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -202,7 +212,8 @@ def test_every_kind_of_answer_carries_a_request_id(house: House) -> None:
         for answer in (house.get("/nothing"), house.chat(temperature=9), house.get(CHAT)):
             assert (await answer.end()).headers["x-request-id"].startswith("req_")
         stream = house.chat(stream=True)
-        house.line.say("w", accepted("w", await house.arrived()))
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), reused("w", id))
         await stream.started()
         assert stream.headers["x-request-id"].startswith("req_")
         stream.leave()
@@ -238,7 +249,7 @@ def test_a_stream_is_sent_as_it_comes(house: House) -> None:
     async def talk() -> None:
         answer = house.chat(stream=True)
         id = await house.arrived()
-        house.line.say("w", accepted("w", id))
+        house.line.say("w", accepted("w", id), reused("w", id))
         await answer.holds(b'"role":"assistant"')
         assert answer.status == 200
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -282,7 +293,7 @@ def test_a_silent_stream_is_kept_alive_with_comments() -> None:
     async def talk() -> None:
         answer = house.chat(stream=True)
         id = await house.arrived()
-        house.line.say("w", accepted("w", id))
+        house.line.say("w", accepted("w", id), reused("w", id))
         await answer.holds(b": keep-alive\n\n: keep-alive\n\n")
         house.line.say("w", events("w", id, "x"), finished("w", id))
         await answer.end()
@@ -346,6 +357,245 @@ def test_an_image_that_cannot_be_served_is_named(images: bool, url: str, code: s
 
     run(talk())
     assert house.requests() == []
+
+
+# --- what was reused ---------------------------------------------------------------------------------
+
+CACHE = "x-roundhouse-cache"
+
+
+def test_a_whole_answer_says_what_was_reused_in_its_headers_and_its_usage(house: House) -> None:
+    async def talk() -> None:
+        answer = house.chat()
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), reused("w", id, 2, "disk", "diverged"), events("w", id, "x"))
+        house.line.say("w", finished("w", id, cached=2))
+        await answer.end()
+        assert answer.headers[CACHE] == "hit=2/3; tier=disk; miss=diverged"
+        assert answer.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+    run(talk())
+
+
+def test_a_whole_answer_of_a_worker_that_does_not_say_has_the_header_too(house: House) -> None:
+    async def talk() -> None:
+        answer = house.text()
+        id = await house.arrived()
+        house.line.say("w", events("w", id, "x"), finished("w", id))
+        assert (await answer.end()).headers[CACHE] == "hit=0/3; tier=none; miss=unreported"
+
+    run(talk())
+
+
+def test_a_stream_begins_when_it_is_known_what_was_reused(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
+
+    async def talk() -> None:
+        answer = house.chat(stream=True, stream_options={"include_usage": True})
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert answer.sent == []
+        house.line.say("w", reused("w", id, 3, "ram", ""))
+        await answer.holds(b'"role":"assistant"')
+        assert answer.headers[CACHE] == "hit=3/3; tier=ram; miss=none"
+        house.line.say("w", events("w", id, "x"), finished("w", id, cached=3))
+        await answer.end()
+        assert b'"cached_tokens":3' in answer.body
+
+    run(talk())
+
+
+@pytest.mark.parametrize("first", ["delta", "end"])
+def test_a_stream_of_a_worker_that_does_not_say_begins_with_its_text(
+    first: str, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
+
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        if first == "delta":
+            house.line.say("w", events("w", id, "x"))
+            await answer.holds(b'"x"')
+            assert CACHE not in answer.headers
+        house.line.say("w", finished("w", id))
+        await answer.end()
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert (CACHE in answer.headers) == (first == "end")
+
+    run(talk())
+
+
+def test_a_stream_that_waits_in_the_queue_begins_all_the_same(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 0.01)
+
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        await answer.holds(b'"role":"assistant"')
+        assert (answer.status, CACHE in answer.headers) == (200, False)
+        house.line.say("w", reused("w", id), events("w", id, "x"), finished("w", id))
+        await answer.end()
+        assert answer.body.count(b'"role"') == answer.body.count(b'"x"') == 1
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(talk())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_goes_wrong_while_the_headers_are_held_is_as_before_the_first_word(
+    leaves: bool, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
+
+    async def talk() -> None:
+        answer = house.chat(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        if leaves:
+            answer.leave()
+            await answer.end()
+            assert answer.sent == []
+            assert house.cancels() == [id]
+        else:
+            house.line.dispatcher.lost("w")
+            await answer.end()
+            assert (answer.status, answer.error["code"]) == (503, "worker_crashed")
+            assert CACHE not in answer.headers
+
+    run(talk())
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_a_stream_of_several_prompts_waits_for_what_is_known_of_each(
+    roomy: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
+
+    async def talk() -> None:
+        answer = roomy.text(["a", "b"], n=2, stream=True)
+        await roomy.arrived(4)
+        ids = [request.id for request in roomy.requests()]
+        for id in ids:
+            roomy.line.say("w", accepted("w", id))
+        roomy.line.say("w", reused("w", ids[0], 1), reused("w", ids[1], 3))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert answer.sent == []
+        roomy.line.say("w", reused("w", ids[3], 2, "ram"))
+        await answer.started()
+        assert answer.headers[CACHE] == "hit=3/6; tier=ram; miss=cold"
+        answer.leave()
+        await answer.end()
+
+    run(talk())
+
+
+# --- what operators see and do -----------------------------------------------------------------------
+
+
+def cleared_by(house: House, worker: str) -> str:
+    """The id of the order to clear its cache that a worker got."""
+    [id] = [m.id for to, m in house.line.sent if to == worker and isinstance(m, ClearCache)]
+    return id
+
+
+def test_the_status_names_workers_and_their_requests(house: House) -> None:
+    async def talk() -> None:
+        row = RowStatus(id="chatcmpl-1", phase="prefill", prompt_tokens=100, prefilled=64, seconds=0.5)
+        house.line.beat("w", running=1, steps=3, rows=[row])
+        answer = (await house.get("/v1/status").end()).json
+        assert answer["gateway"]["uptime_s"] >= 0
+        [worker] = answer["workers"]
+        assert (worker["model"], worker["state"], worker["steps"]) == ("org/model", "ready", 3)
+        assert [(row["id"], row["prefilled"]) for row in worker["rows"]] == [("chatcmpl-1", 64)]
+
+    run(talk())
+
+
+def test_the_cache_is_shown_by_model(house: House) -> None:
+    async def talk() -> None:
+        house.line.beat("w", prefix=PrefixStatus(ram_bytes=5, lookups=2, hits=1))
+        [cache] = (await house.get("/v1/cache").end()).json["data"]
+        assert (cache["model"], cache["ram_bytes"], cache["hit_rate"]) == ("org/model", 5, 0.5)
+        refused = await house.get("/v1/cache", "POST").end()
+        assert (refused.status, refused.error["code"]) == (405, "method_not_allowed")
+        assert {"GET", "DELETE"} <= set(refused.headers["allow"].split(", "))
+
+    run(talk())
+
+
+def test_a_cache_is_cleared_when_every_worker_has_said_so(house: House) -> None:
+    house.line.serving("w2", "org/model")
+    house.line.serving("w3", "another")
+
+    async def talk() -> None:
+        answer = house.get("/v1/cache", "DELETE")
+        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+        for number, worker in enumerate(["w3", "w", "w2"]):
+            assert not answer.task.done()
+            house.line.say(worker, cleared(worker, cleared_by(house, worker), 10 + number, 1))
+        assert (await answer.end()).json == {
+            "object": "list",
+            "data": [
+                {"model": "another", "ram_bytes": 10, "disk_bytes": 1},
+                {"model": "org/model", "ram_bytes": 23, "disk_bytes": 2},
+            ],
+        }
+
+    run(talk())
+
+
+def test_the_cache_of_one_model_is_cleared_alone(house: House) -> None:
+    house.line.serving("w2", "another")
+
+    async def talk() -> None:
+        answer = house.get("/v1/cache?model=org/model", "DELETE")
+        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+        house.line.say("w", cleared("w", cleared_by(house, "w"), 7))
+        assert [freed["model"] for freed in (await answer.end()).json["data"]] == ["org/model"]
+        assert not any(isinstance(message, ClearCache) for message in house.line.sent_to("w2"))
+        unknown = await house.get("/v1/cache?model=none", "DELETE").end()
+        assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    ("how", "status_code", "code"),
+    [
+        ("silence", 504, "deadline_exceeded"),
+        ("death", 503, "worker_crashed"),
+        ("absence", 503, "worker_unavailable"),
+    ],
+)
+def test_a_cache_that_cannot_be_cleared_is_an_error_object(
+    how: str, status_code: int, code: str, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "silence":
+        monkeypatch.setattr(status, "CLEAR_WAIT_S_MAX", 0.01)
+    if how == "absence":
+        house.line.dispatcher.lost("w")
+
+    async def talk() -> None:
+        answer = house.get("/v1/cache", "DELETE")
+        if how == "death":
+            await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+            house.line.dispatcher.lost("w")
+        await answer.end()
+        assert (answer.status, answer.error["code"]) == (status_code, code)
+
+    run(talk())
 
 
 # --- several answers to one request ------------------------------------------------------------------
@@ -483,7 +733,7 @@ def test_a_streamed_completion_begins_when_it_is_accepted(house: House) -> None:
     async def talk() -> None:
         answer = house.text(stream=True)
         id = await house.arrived()
-        house.line.say("w", accepted("w", id))
+        house.line.say("w", accepted("w", id), reused("w", id))
         await answer.started()
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         house.line.say("w", events("w", id, " upon"), finished("w", id))
@@ -588,7 +838,7 @@ def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: Ho
     async def talk() -> None:
         answer = house.chat(stream=True)
         id = await house.arrived()
-        house.line.say("w", accepted("w", id))
+        house.line.say("w", accepted("w", id), reused("w", id))
         await answer.started()
         house.line.dispatcher.stop()
         late = await house.chat().end()
@@ -713,7 +963,7 @@ def test_a_client_that_does_not_read_loses_its_stream_and_costs_no_more(
     async def talk() -> None:
         answer = house.chat(stream=True)
         id = await house.arrived()
-        house.line.say("w", accepted("w", id))
+        house.line.say("w", accepted("w", id), reused("w", id))
         await answer.started()
         answer.stop_reading()
         for number in range(200):

@@ -191,6 +191,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"enable_thinking": "no"}, "enable_thinking"),
     ({"ignore_eos": 1}, "ignore_eos"),
+    ({"cache_salt": 7}, "cache_salt"),
+    ({"cache_salt": ["a"]}, "cache_salt"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"cache_pin": 1}, "cache_pin"),
+    ({"cache_pin": "yes"}, "cache_pin"),
     ({"response_format": "json"}, "response_format"),
     ({"response_format": {}}, "response_format.type"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -242,6 +247,7 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
         {"response_format": {"type": "text"}},
         {"logit_bias": {}},
         {"presence_penalty": 0, "frequency_penalty": 0.0, "priority": 0},
+        {"cache_salt": "", "cache_pin": False},
         {"tools": TOOLS, "tool_choice": "auto"},
         {"tools": [], "tool_choice": "none"},
         {"tool_choice": "auto"},
@@ -323,6 +329,8 @@ def test_every_parameter_arrives() -> None:
         logprobs=True,
         top_logprobs=20,
         priority=-3,
+        cache_salt="駅" * 256,
+        cache_pin=True,
     )
     media = [Media(frame=0, mime="image/png", sha256="00")]
     assert sent(raw, media) == Generate(
@@ -348,6 +356,8 @@ def test_every_parameter_arrives() -> None:
         max_tokens=64,
         ignore_eos=True,
         priority=-3,
+        cache_salt="駅" * 256,
+        cache_pin=True,
     )
 
 

@@ -44,6 +44,9 @@ def refusal(**fields: Any) -> RequestError:
         ({"temperature": 3}, "temperature"),
         ({"stop": [""]}, "stop[0]"),
         ({"best_of": "2"}, "best_of"),
+        ({"cache_salt": 1}, "cache_salt"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"cache_pin": "yes"}, "cache_pin"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
@@ -120,6 +123,8 @@ def test_every_parameter_arrives() -> None:
         "max_tokens": 64,
         "ignore_eos": True,
         "priority": 2,
+        "cache_salt": "tenant",
+        "cache_pin": True,
     }
     assert sent(**raw) == [
         Generate(
@@ -131,8 +136,15 @@ def test_every_parameter_arrives() -> None:
             max_tokens=64,
             ignore_eos=True,
             priority=2,
+            cache_salt="tenant",
+            cache_pin=True,
         )
     ]
+
+
+def test_every_prompt_and_every_choice_has_the_salt_of_the_request() -> None:
+    requests = sent(prompt=["a", "b"], n=2, cache_salt="tenant", cache_pin=True)
+    assert [(request.cache_salt, request.cache_pin) for request in requests] == [("tenant", True)] * 4
 
 
 def test_each_prompt_has_its_choices_side_by_side_with_the_seeds_it_would_have_alone() -> None:

@@ -7,18 +7,30 @@ import pytest
 from broker.fleet import Verdict
 from broker.inflight import Flight
 from protocol.errors import Code, RequestError
-from protocol.messages import PROTOCOL_VERSION, Cancel, Failed, Finished, Goodbye, Rejected, Welcome
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClearCache,
+    Failed,
+    Finished,
+    Goodbye,
+    Rejected,
+    Reuse,
+    Welcome,
+)
 from tests.broker.line import (
     GATEWAY,
     SILENT_S,
     STALL_S,
     Line,
     accepted,
+    cleared,
     events,
     failed,
     finished,
     ready,
     request,
+    reused,
 )
 
 
@@ -83,8 +95,9 @@ def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
     assert worker is not None
     with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
         line.say("w2", accepted("w2", "a"), events("w2", "a", "no"), finished("w2", "a"), failed("w2", "a"))
+        line.say("w2", reused("w2", "a"))
         assert flight.take() == []
-    assert line.dispatcher.dropped["no_flight"] == 4
+    assert line.dispatcher.dropped["no_flight"] == 5
 
 
 def test_a_worker_that_says_goodbye_is_gone_and_so_are_its_flights(line: Line) -> None:
@@ -379,3 +392,78 @@ def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: 
         assert isinstance(running.terminal, Failed)
         assert running.terminal.code == Code.SHUTTING_DOWN
         assert line.sent_to("w") == [cancel("b")]
+
+
+# --- prefixes ----------------------------------------------------------------------------------------
+
+
+def test_what_was_reused_is_kept_by_its_flight_and_wrong_words_about_it_are_counted(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [a, b]:
+        line.say("w", accepted("w", "a"), reused("w", "a", 2, "disk", "evicted"), reused("w", "a", 3))
+        line.say("w", accepted("w", "b"), events("w", "b", "x"), reused("w", "b", 1), reused("w", "none"))
+        assert a.reuse == Reuse(tokens=2, tier="disk", miss="evicted")
+        assert b.reuse is None
+    assert line.dispatcher.dropped == {"unexpected": 2, "no_flight": 1}
+
+
+def test_every_worker_that_serves_the_model_is_told_to_clear_its_cache_and_no_other(line: Line) -> None:
+    line.serving("w1", "m")
+    line.serving("w2", "m")
+    line.serving("w3", "another")
+    line.hello("w4", "m")
+    with line.dispatcher.clear("m", "c") as clearing:
+        for worker in ("w1", "w2"):
+            assert line.sent_to(worker)[1:] == [ClearCache(incarnation=GATEWAY, id="c")]
+        assert not [message for _, message in line.sent if isinstance(message, ClearCache)]
+        line.say("w2", cleared("w2", "c", 10, 1))
+        assert not clearing.over
+        line.say("w1", cleared("w1", "c", 20, 2))
+        assert clearing.over
+        assert [(model, freed.ram_bytes) for model, freed in clearing.freed] == [("m", 10), ("m", 20)]
+    assert line.dispatcher.dropped == {}
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped_and_counted(line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2", "another")
+    with line.dispatcher.clear("m", "c") as clearing:
+        line.say("w2", cleared("w2", "c"))
+        line.say("w1", cleared("w1", "an earlier one"), cleared("w1", "c"), cleared("w1", "c"))
+        assert len(clearing.freed) == 1
+    line.say("w1", cleared("w1", "c"))
+    assert line.dispatcher.dropped["no_clearing"] == 4
+
+
+@pytest.mark.parametrize("how", ["lost", "goodbye", "again"])
+def test_a_worker_that_dies_with_a_full_cache_ends_the_wait(how: str, line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2")
+    with line.dispatcher.clear(None, "c") as clearing:
+        match how:
+            case "lost":
+                line.dispatcher.lost("w1")
+            case "goodbye":
+                line.dispatcher.hear("w1", Goodbye(incarnation="w1", reason="asked to stop"))
+            case _:
+                line.hello("w1")
+        assert clearing.over
+        assert clearing.died == "m"
+    with line.dispatcher.clear(None, "d") as clearing:
+        assert list(clearing.awaited) == ["w2"]
+
+
+def test_nobody_to_clear_and_nobody_to_reach_are_the_errors_of_any_request(line: Line) -> None:
+    def code(model: str | None) -> Code:
+        with pytest.raises(RequestError) as caught, line.dispatcher.clear(model, "c"):
+            pass
+        return caught.value.code
+
+    assert code(None) is Code.WORKER_UNAVAILABLE
+    line.serving("w")
+    assert code("another") is Code.MODEL_NOT_FOUND
+    line.unreachable.add("w")
+    assert code("m") is Code.WORKER_UNAVAILABLE
+    line.unreachable.clear()
+    with line.dispatcher.clear("m", "c") as clearing:
+        assert not clearing.over

@@ -15,11 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker.clearing import Clearing
 from broker.fleet import Worker
 from broker.inflight import PENDING_DELTAS_MAX, Flight, Item
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     Cancel,
+    ClearCache,
     Delta,
     Events,
     Failed,
@@ -31,10 +33,22 @@ from protocol.messages import (
     Loading,
     Message,
     Rejected,
+    Reused,
     ToGateway,
     Welcome,
 )
-from tests.broker.line import SILENT_S, STALL_S, Line, accepted, failed, finished, ready, request
+from tests.broker.line import (
+    SILENT_S,
+    STALL_S,
+    Line,
+    accepted,
+    cleared,
+    failed,
+    finished,
+    ready,
+    request,
+    reused,
+)
 
 ROWS, WAITING = 2, 2
 WORKERS_MAX = 4
@@ -79,6 +93,9 @@ class Peer:
                 case Generate(id=id):
                     self.rows[id] = 0
                     self.line.append(accepted(self.name, id))
+                    self.line.append(reused(self.name, id, TOKENS))
+                case ClearCache(id=id):
+                    self.line.append(cleared(self.name, id, 1))
                 case Cancel(id=id):
                     self.rows.pop(id, None)
                 case Welcome():
@@ -147,6 +164,7 @@ class Gateway(RuleBasedStateMachine):
         self.dispatcher = self.line.dispatcher
         self.clients: list[Client] = []
         self.opened = 0
+        self.orders: list[tuple[AbstractContextManager[Clearing], Clearing, set[str]]] = []
 
     def pick(self, number: int, peers: list[Peer]) -> Peer:
         return peers[number % len(peers)]
@@ -249,7 +267,9 @@ class Gateway(RuleBasedStateMachine):
             self.dispatcher.hear(peer.name, peer.line.popleft())
 
     @precondition(lambda self: self.clients)
-    @rule(number=st.integers(0, 99), kind=st.sampled_from(["delta", "finished", "failed", "accepted"]))
+    @rule(
+        number=st.integers(0, 99), kind=st.sampled_from(["delta", "finished", "failed", "accepted", "reused"])
+    )
     def somebody_else_speaks_of_a_flight(self, number: int, kind: str) -> None:
         """Under its own name, and under that of the flight's worker."""
         flight = self.clients[number % len(self.clients)].flight
@@ -264,6 +284,8 @@ class Gateway(RuleBasedStateMachine):
                     message = finished(signature, flight.id)
                 case "failed":
                     message = failed(signature, flight.id, FORGED)
+                case "reused":
+                    message = reused(signature, flight.id, 1, FORGED)
                 case _:
                     message = accepted(signature, flight.id)
             self.dispatcher.hear(other, message)
@@ -363,6 +385,31 @@ class Gateway(RuleBasedStateMachine):
         told = [(to, message.id) for to, message in self.line.sent if isinstance(message, Cancel)]
         assert told == running
 
+    # --- operators ---
+
+    @precondition(lambda self: len(self.orders) < 3)
+    @rule(model=st.sampled_from(["m1", "m2", None]))
+    def operator_clears(self, model: str | None) -> None:
+        self.opened += 1
+        context = self.dispatcher.clear(model, f"c{self.opened}")
+        try:
+            order = context.__enter__()
+        except RequestError:
+            return
+        assert order.awaited
+        assert model is None or set(order.awaited.values()) == {model}
+        self.orders.append((context, order, set(order.awaited)))
+
+    @precondition(lambda self: self.orders)
+    @rule(number=st.integers(0, 9))
+    def operator_has_waited(self, number: int) -> None:
+        context, order, asked = self.orders.pop(number % len(self.orders))
+        answered = {message.incarnation for _, message in order.freed}
+        assert len(answered) == len(order.freed)
+        lost = asked - answered - order.awaited.keys()
+        assert bool(lost) == (order.died is not None)
+        context.__exit__(None, None, None)
+
     # --- the gateway's own end ---
 
     @rule(dice=st.integers(0, 29))
@@ -395,6 +442,9 @@ class Gateway(RuleBasedStateMachine):
         texts = [item.text for item in items if isinstance(item, Delta)]
         # Nothing lost, doubled or out of order, and nothing of another flight, worker or liar.
         assert texts == [text_at(flight.worker, flight.id, n) for n in range(len(texts))]
+        told = [item.reuse for item in items if isinstance(item, Reused)]
+        assert told == ([flight.reuse] if flight.reuse is not None else [])
+        assert FORGED not in [reuse.tier for reuse in told]
         ends = [item for item in items if isinstance(item, Finished | Failed)]
         assert len(ends) == (flight.terminal is not None)
         if ends:

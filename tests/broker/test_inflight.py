@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker import inflight
 from broker.inflight import Flight, Flights, Item
 from protocol.errors import Code
-from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Sampling, Usage
+from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused, Sampling, Usage
 
 WORKER = "worker-1"
 
@@ -26,6 +26,10 @@ def open_flight(id: str = "a", worker: str = WORKER) -> Flight:
 
 def accepted() -> Accepted:
     return Accepted(incarnation=WORKER, id="a", prompt_tokens=5)
+
+
+def reused(tokens: int = 4) -> Reused:
+    return Reused(incarnation=WORKER, id="a", reuse=Reuse(tokens=tokens, tier="ram"))
 
 
 def delta(sequence: int, text: str = "x", tokens: int = 1) -> Delta:
@@ -111,6 +115,30 @@ def test_a_worker_that_repeats_itself_adds_nothing() -> None:
     assert flight.take() == [accepted()]
 
 
+def test_what_was_reused_is_said_once_between_acceptance_and_the_first_delta() -> None:
+    flight = open_flight()
+    assert not flight.reused(reused())
+    flight.accept(accepted())
+    assert flight.prompt_tokens == 5
+    assert flight.reused(reused(4))
+    assert not flight.reused(reused(2))
+    assert flight.reuse == Reuse(tokens=4, tier="ram")
+    assert flight.take() == [accepted(), reused(4)]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_what_was_reused_is_not_heard_when_it_comes_late(end: bool) -> None:
+    flight = open_flight()
+    flight.accept(accepted())
+    if end:
+        flight.end(finished())
+    else:
+        flight.gain(delta(0), now=11.0)
+    flight.take()
+    assert not flight.reused(reused())
+    assert (flight.reuse, flight.take()) == (None, [])
+
+
 def test_everyone_who_waits_hears_of_each_item() -> None:
     flight, heard = open_flight(), []
     flight.on_item = lambda: heard.append(len(flight.pending))
@@ -148,6 +176,7 @@ class Abort:
 histories = st.lists(
     st.one_of(
         st.just(accepted()),
+        st.builds(reused, st.integers(0, 5)),
         st.builds(delta, st.integers(0, 6), st.text(max_size=3)),
         # Mostly what is due, or hardly any history would come far.
         st.just("next"),
@@ -179,6 +208,8 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
                     taken += flight.take()
                 case Accepted():
                     flight.accept(event)
+                case Reused():
+                    flight.reused(event)
                 case Finished() | Failed():
                     assert flight.end(event) != ended
                 case Abort(code):
@@ -192,7 +223,7 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
                         assert not ended
                         expected.append(given)
             ends += flight.terminal is not None and not ended
-            # The bound, one Accepted and the end.
+            # The bound, one Accepted (with what was reused) and the end.
             assert len(flight.pending) <= bound + 2
     taken += flight.take()
     assert [item for item in taken if isinstance(item, Delta)] == expected
@@ -201,6 +232,26 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
     assert ends == sum(isinstance(item, Finished | Failed) for item in taken) == (flight.terminal is not None)
     if flight.terminal is not None:
         assert taken[-1] is flight.terminal
+
+
+@given(histories)
+def test_whatever_is_said_what_was_reused_counts_once_and_in_its_time(history: list[object]) -> None:
+    flight = open_flight()
+    for event in history:
+        match event:
+            case Accepted():
+                flight.accept(event)
+            case Reused():
+                fits = flight.accepted and flight.reuse is None and not flight.deltas and not flight.terminal
+                assert flight.reused(event) == fits
+            case "next":
+                flight.gain(delta(flight.deltas), now=11.0)
+            case Finished():
+                flight.end(event)
+    kinds = [type(item) for item in flight.take()]
+    assert kinds.count(Reused) == (flight.reuse is not None)
+    if Reused in kinds:
+        assert kinds[: kinds.index(Reused)] == [Accepted]
 
 
 # --- all of them -------------------------------------------------------------------------------------

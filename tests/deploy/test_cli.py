@@ -85,6 +85,20 @@ def test_each_child_gets_the_flags_that_are_its_own() -> None:
     }
 
 
+def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) -> None:
+    file = config(tmp_path, '[serve]\nprefix_cache_ram = "2GiB"\nprefix_cache_disk = "1GB"')
+    environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_PREFIX_CACHE_DISK": "0"}
+    told = flags(["--prefix-cache-dir", "/var/prefixes"], environ)
+    assert told["worker"][2:] == [
+        f"--prefix-cache-ram={2 * 2**30}",
+        "--prefix-cache-disk=0",
+        "--prefix-cache-dir=/var/prefixes",
+    ]
+    assert len(told["gateway"]) == 2
+    with pytest.raises(SettingsError, match="prefix_cache_ram: Expected a size"):
+        flags(["--prefix-cache-ram", "plenty"])
+
+
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path) -> None:
     file = config(tmp_path, '[serve]\nmodel = "from-file"\nmax_running = 1\nmax_waiting = 1')
     environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_MAX_RUNNING": "2", "ROUNDHOUSE_MAX_WAITING": "2"}

@@ -13,8 +13,10 @@ from typing import get_args
 from protocol import wire
 from protocol.messages import (
     Accepted,
+    CacheCleared,
     Cancel,
     Capabilities,
+    ClearCache,
     Delta,
     Events,
     Failed,
@@ -27,11 +29,16 @@ from protocol.messages import (
     Loading,
     Media,
     Message,
+    PrefixStatus,
     Ready,
     Rejected,
+    Reuse,
+    Reused,
+    RowStatus,
     Sampling,
     Timings,
     ToGateway,
+    TopPrefix,
     ToWorker,
     Usage,
     Welcome,
@@ -42,6 +49,7 @@ UNIONS = {"to_worker": ToWorker, "to_gateway": ToGateway}
 DECODERS = {"to_worker": wire.decode_to_worker, "to_gateway": wire.decode_to_gateway}
 
 GATEWAY, WORKER = "6761746577617931", "776f726b65723031"
+REUSE = Reuse(tokens=256, tier="disk", miss="diverged")
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
 
 FULL: list[Message] = [
@@ -75,8 +83,11 @@ FULL: list[Message] = [
         ignore_eos=True,
         priority=-3,
         deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
+    ClearCache(incarnation=GATEWAY, id="clear-1"),
     Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
     Loading(incarnation=WORKER, done=2**33, total=2**34),
     Ready(
@@ -87,8 +98,42 @@ FULL: list[Message] = [
         parameters=2**35,
         capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
     ),
-    Heartbeat(incarnation=WORKER, running=3, waiting=70000, steps=2**40, cache_bytes=2**36),
+    Heartbeat(
+        incarnation=WORKER,
+        running=3,
+        waiting=70000,
+        steps=2**40,
+        cache_bytes=2**36,
+        rows=[
+            RowStatus(
+                id="chatcmpl-1",
+                phase="decode",
+                prompt_tokens=300,
+                prefilled=300,
+                answered=12,
+                seconds=2.5,
+                first_token_s=0.25,
+                reuse=REUSE,
+            ),
+            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+        ],
+        prefix=PrefixStatus(
+            ram_bytes=2**32,
+            ram_limit=2**33,
+            disk_bytes=2**34,
+            disk_limit=2**35,
+            blocks=90,
+            snapshots=7,
+            lookups=1000,
+            hits=960,
+            prompt_tokens=2**33,
+            reused_tokens=2**32,
+            misses={"diverged": 30, "evicted": 10},
+            top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+        ),
+    ),
     Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
+    Reused(incarnation=WORKER, id="chatcmpl-1", reuse=REUSE),
     Events(
         incarnation=WORKER,
         deltas=[
@@ -116,6 +161,7 @@ FULL: list[Message] = [
         message="This model's maximum context length is 8192 tokens.",
         param="messages",
     ),
+    CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34),
     Goodbye(incarnation=WORKER, reason="asked to stop"),
 ]
 
@@ -124,14 +170,17 @@ LEAST: list[Message] = [
     Rejected(incarnation=GATEWAY, reason=""),
     Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=0)),
     Cancel(incarnation=GATEWAY, id="a"),
+    ClearCache(incarnation=GATEWAY, id="c"),
     Hello(incarnation=WORKER, version=1, model="m", pid=1),
     Loading(incarnation=WORKER, done=0, total=0),
     Ready(incarnation=WORKER, model="m", context_length=0, running_max=1),
     Heartbeat(incarnation=WORKER, running=0, waiting=0, steps=0),
     Accepted(incarnation=WORKER, id="a", prompt_tokens=1),
+    Reused(incarnation=WORKER, id="a", reuse=Reuse()),
     Events(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
+    CacheCleared(incarnation=WORKER, id="c", ram_bytes=0, disk_bytes=0),
     Goodbye(incarnation=WORKER, reason=""),
 ]
 
@@ -162,7 +211,41 @@ EARLIER: list[Message] = [
 ]
 """As `FULL` before these messages had all their fields: what a peer of then sends and understands."""
 
-KINDS = {"full": FULL, "least": LEAST, "earlier": EARLIER}
+BEFORE_REUSE: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=[
+            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+        ],
+        prompt="raw",
+        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+    ),
+    Heartbeat(incarnation=WORKER, running=3, waiting=70000, steps=2**40, cache_bytes=2**36),
+]
+"""As `FULL` before prefixes were reused."""
+
+KINDS = {"full": FULL, "least": LEAST, "earlier": EARLIER, "before_reuse": BEFORE_REUSE}
 
 
 def media_of(message: Message) -> list[bytes]:

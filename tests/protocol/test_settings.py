@@ -14,8 +14,9 @@ import pytest
 from msgspec import Meta, Struct
 
 from broker.config import GatewaySettings
-from protocol import settings
+from protocol import settings, sizes
 from protocol.settings import EXIT_CONFIGURATION, SettingsError
+from protocol.sizes import Size
 from worker.config import WorkerSettings
 from worker.fake import FakeSettings
 
@@ -28,6 +29,8 @@ class Trains(Struct, frozen=True, kw_only=True):
     speed_s: Annotated[float, Meta(gt=0, description="100% of the time")] = 1.5
     limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="a limit, or none")] = None
     folder: Annotated[Path | None, Meta(description="where it is kept")] = None
+    coal: Annotated[Size, Meta(description="how much coal")] = 4 * 2**30
+    water: Annotated[Size | None, Meta(description="how much water, or none")] = None
     kind: Annotated[Literal["steam", "diesel"], Meta(description="steam or diesel")] = "steam"
     whistles: Annotated[bool, Meta(description="whether it whistles")] = False
 
@@ -168,6 +171,22 @@ def test_a_value_of_another_type_in_the_file_is_refused(line: str, toml: Path) -
     assert error.endswith(f"(from {toml} [gateway])")
 
 
+def test_sizes_have_units_wherever_they_are_set(toml: Path) -> None:
+    toml.write_text('[gateway]\ncoal = "2 GB"\nwater = 4096\n')
+    assert read("--config", str(toml)) == Trains(coal=2 * 10**9, water=4096)
+    env = {"ROUNDHOUSE_COAL": "1.5GiB", "ROUNDHOUSE_WATER": "0"}
+    assert read("--config", str(toml), env=env) == Trains(coal=3 * 2**29, water=0)
+    assert read("--water", "1m", env=env) == Trains(coal=3 * 2**29, water=2**20)
+
+
+@pytest.mark.parametrize("value", ['"much"', "-1", "true", "1.5", '"-1"'])
+def test_what_is_no_size_is_refused_by_name(value: str, toml: Path) -> None:
+    toml.write_text(f"[gateway]\nwater = {value}\n")
+    [error] = errors("--config", str(toml))
+    assert error.startswith("water: Expected ")
+    assert error.endswith(f"(from {toml} [gateway])")
+
+
 def test_a_home_folder_in_a_path_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
     assert read("--folder", "~/keys") == Trains(folder=Path("/somewhere/keys"))
@@ -296,7 +315,8 @@ def test_help_lists_every_field_with_what_it_is_for(
     for field in msgspec.structs.fields(kind):
         entry = entries["-" + field.encode_name.replace("_", "-")]
         if field.default not in (None, "", False, msgspec.NODEFAULT):
-            default = f"(default: {field.default})"
+            is_size = field.name in ("coal", "prefix_cache_disk")
+            default = f"(default: {sizes.spell(field.default) if is_size else field.default})"
             assert entry.endswith(default)
             entry = entry.removesuffix(default)
         assert len(entry.split()) > 2, f"{field.name} is not described"

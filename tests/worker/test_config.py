@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from protocol import settings
-from worker.config import WorkerSettings
+from worker.config import WorkerSettings, cache_folder
 
 
 def read(*argv: str) -> WorkerSettings:
@@ -16,6 +18,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert read() == WorkerSettings()
     assert (read().inter_token_target_s, read().admission_window_s) == (0.1, 0.005)
     assert read().cache_limit_bytes is None
+    assert (read().prefix_cache_ram, read().prefix_cache_disk) == (None, 4 * 2**30)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,10 @@ def test_what_is_left_out_has_its_default() -> None:
         ("--cache-limit-bytes", "1000000", "cache_limit_bytes", 1_000_000),
         ("--memory-limit-bytes", "1000000", "memory_limit_bytes", 1_000_000),
         ("--memory-headroom", "0.25", "memory_headroom", 0.25),
+        ("--prefix-cache-ram", "0", "prefix_cache_ram", 0),
+        ("--prefix-cache-ram", "1.5GiB", "prefix_cache_ram", 3 * 2**29),
+        ("--prefix-cache-disk", "500MB", "prefix_cache_disk", 500_000_000),
+        ("--prefix-cache-dir", "/var/prefixes", "prefix_cache_dir", Path("/var/prefixes")),
     ],
 )
 def test_a_flag_is_read_with_its_type(flag: str, text: str, field: str, value: object) -> None:
@@ -41,8 +48,39 @@ def test_a_flag_is_read_with_its_type(flag: str, text: str, field: str, value: o
         ("--admission-window", "-1"),
         ("--cache-limit-bytes", "0"),
         ("--memory-limit-bytes", "many"),
+        ("--prefix-cache-ram", "-1"),
+        ("--prefix-cache-disk", "4 apples"),
+        ("--prefix-cache-disk", ""),
+        ("--prefix-cache-dir", ""),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(flag: str, text: str) -> None:
     with pytest.raises(settings.SettingsError, match=flag[2:].replace("-", "_")):
         read(flag, text)
+
+
+def test_prefixes_are_kept_where_it_is_said_or_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert read().prefix_folder == tmp_path / "cache" / "roundhouse" / "prefixes"
+    assert read("--prefix-cache-dir", "elsewhere").prefix_folder == Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("environ", "platform", "expected"),
+    [
+        ({}, "linux", ".cache/roundhouse"),
+        ({"XDG_CACHE_HOME": ""}, "linux", ".cache/roundhouse"),
+        ({"XDG_CACHE_HOME": "relative"}, "linux", ".cache/roundhouse"),
+        ({"XDG_CACHE_HOME": "/var/cache/me"}, "linux", "/var/cache/me/roundhouse"),
+        ({"XDG_CACHE_HOME": "/var/cache/me"}, "darwin", "Library/Caches/roundhouse"),
+    ],
+)
+def test_the_users_cache_folder_is_the_platforms(
+    environ: dict[str, str], platform: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder(environ, platform) == tmp_path / expected

@@ -15,7 +15,9 @@ from protocol import sockets, wire
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    CacheCleared,
     Cancel,
+    ClearCache,
     Events,
     Failed,
     Finished,
@@ -276,6 +278,37 @@ def test_a_cancelled_request_leaves_and_is_not_mentioned_again(gateway: Gateway,
     said = gateway.during_beats(2)
     assert all(isinstance(message, Heartbeat) for message in said)
     assert [m.cache_bytes for m in said if isinstance(m, Heartbeat)] == [0, 0]
+
+
+def test_a_worker_tells_where_each_of_its_requests_stands(gateway: Gateway, start: Start) -> None:
+    start("--step-ms", "5", "--max-running", "1")
+    gateway.meet()
+    gateway.generate("a", "on and on !tokens=100000")
+    gateway.generate("b", "later !tokens=1")
+    beat = gateway.until(Heartbeat, lambda beat: len(beat.rows) == 2 and beat.rows[0].answered > 1)
+    first, second = beat.rows
+    assert (first.id, first.phase, first.prompt_tokens) == ("a", "decode", 4)
+    assert first.first_token_s is not None
+    assert 0 <= first.first_token_s <= first.seconds
+    assert (second.id, second.phase, second.prompt_tokens) == ("b", "waiting", 2)
+    assert (second.answered, second.first_token_s) == (0, None)
+    gateway.cancel("a")
+    gateway.until(Finished, lambda end: end.id == "b")
+    assert gateway.until(Heartbeat, lambda beat: not beat.running + beat.waiting).rows == []
+
+
+def test_a_worker_told_to_clear_its_cache_says_when_it_has(gateway: Gateway, start: Start) -> None:
+    start("--step-ms", "5")
+    gateway.meet()
+    gateway.generate("a", "word !tokens=3")
+    gateway.until(Finished)
+    gateway.generate("b", "on and on !tokens=100000")
+    gateway.until(Events)
+    gateway.say(ClearCache(incarnation=gateway.incarnation, id="c"))
+    assert gateway.until(CacheCleared).id == "c"
+    # Requests that run go on.
+    assert gateway.until(Events).deltas[0].id == "b"
+    assert gateway.until(Heartbeat).running == 1
 
 
 def test_garbage_is_dropped_and_what_follows_is_heard(gateway: Gateway, start: Start) -> None:

@@ -1,0 +1,165 @@
+"""What operators see of workers and their prefix caches, and how they empty those. No text of anybody's.
+
+All of it but the clock is what workers said in their last heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from msgspec.structs import asdict
+
+from broker.clearing import Clearing
+from broker.dispatch import Dispatcher
+from broker.fleet import Fleet, Worker
+from protocol.errors import Code, RequestError
+from protocol.messages import PrefixStatus, RowStatus
+
+CLEAR_WAIT_S_MAX = 5.0
+TOP_PREFIXES_MAX = 16
+
+_SUMS = (
+    "ram_bytes",
+    "ram_limit",
+    "disk_bytes",
+    "disk_limit",
+    "blocks",
+    "snapshots",
+    "lookups",
+    "hits",
+    "prompt_tokens",
+    "reused_tokens",
+)
+
+
+@cache
+def _version() -> str:
+    return metadata.version("mlx-roundhouse")
+
+
+# --- GET /v1/status ----------------------------------------------------------------------------------
+
+
+def status(dispatcher: Dispatcher, uptime_s: float) -> dict[str, Any]:
+    """The gateway and every worker that is connected, with its requests."""
+    return {
+        "object": "status",
+        "gateway": {
+            "version": _version(),
+            "uptime_s": round(uptime_s, 3),
+            "in_flight": len(dispatcher.flights),
+            "stopping": dispatcher.stopping,
+        },
+        "workers": [_worker(worker) for worker in dispatcher.fleet],
+    }
+
+
+def _worker(worker: Worker) -> dict[str, Any]:
+    beat = worker.beat
+    return {
+        "model": worker.model,
+        "state": worker.state,
+        "incarnation": worker.incarnation,
+        "pid": worker.pid,
+        "running": beat.running if beat else 0,
+        "waiting": beat.waiting if beat else 0,
+        "steps": beat.steps if beat else 0,
+        "cache_bytes": beat.cache_bytes if beat else 0,
+        "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
+        "rows": [_row(row) for row in beat.rows] if beat else [],
+    }
+
+
+def _row(row: RowStatus) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "phase": row.phase,
+        "prompt_tokens": row.prompt_tokens,
+        "prefilled": row.prefilled,
+        "answered": row.answered,
+        "seconds": row.seconds,
+        "time_to_first_token_s": row.first_token_s,
+        "tokens_per_s": _tokens_per_s(row),
+        "reuse": asdict(row.reuse) if row.reuse else None,
+    }
+
+
+def _tokens_per_s(row: RowStatus) -> float | None:
+    """Of the tokens behind the first; None while there is no telling."""
+    if row.first_token_s is None or row.answered < 2 or row.seconds <= row.first_token_s:
+        return None
+    return round((row.answered - 1) / (row.seconds - row.first_token_s), 3)
+
+
+# --- GET /v1/cache -----------------------------------------------------------------------------------
+
+
+def caches(fleet: Fleet) -> dict[str, Any]:
+    """The prefix cache of each model that is connected, its workers taken together."""
+    stored: dict[str, list[PrefixStatus]] = {}
+    for worker in fleet:
+        of_model = stored.setdefault(worker.model, [])
+        if worker.beat and worker.beat.prefix:
+            of_model.append(worker.beat.prefix)
+    return {"object": "list", "data": [_cache(model, stored[model]) for model in sorted(stored)]}
+
+
+def _cache(model: str, statuses: Sequence[PrefixStatus]) -> dict[str, Any]:
+    top = sorted((prefix for status in statuses for prefix in status.top), key=lambda p: -p.uses)
+    listed = [asdict(prefix) for prefix in top[:TOP_PREFIXES_MAX]]
+    return {"model": model, "enabled": bool(statuses), **_summary(statuses), "top": listed}
+
+
+def _summary(statuses: Sequence[PrefixStatus]) -> dict[str, Any]:
+    sums = {name: sum(getattr(status, name) for status in statuses) for name in _SUMS}
+    misses: Counter[str] = Counter()
+    for status in statuses:
+        misses.update(status.misses)
+    return {
+        **sums,
+        "hit_rate": _share(sums["hits"], sums["lookups"]),
+        "token_hit_rate": _share(sums["reused_tokens"], sums["prompt_tokens"]),
+        "misses": dict(misses.most_common()),
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 6) if whole else None
+
+
+# --- DELETE /v1/cache --------------------------------------------------------------------------------
+
+
+async def clear(dispatcher: Dispatcher, model: str | None) -> dict[str, Any]:
+    """Have the workers that serve `model` (None: all who serve) forget their prefixes; what that gave back.
+
+    Raises `RequestError`: nobody serves, one of them died meanwhile, or did not answer in time.
+    """
+    with dispatcher.clear(model, "clear-" + secrets.token_hex(12)) as clearing:
+        over = asyncio.Event()
+        clearing.on_over = over.set
+        try:
+            async with asyncio.timeout(CLEAR_WAIT_S_MAX):
+                await over.wait()
+        except TimeoutError:
+            names = ", ".join(sorted(set(clearing.awaited.values())))
+            message = f"No answer from {names} within {CLEAR_WAIT_S_MAX:g} s; it may still clear its cache."
+            raise RequestError(Code.DEADLINE_EXCEEDED, message) from None
+        if clearing.died is not None:
+            message = f"The worker for {clearing.died} died before its cache was cleared."
+            raise RequestError(Code.WORKER_CRASHED, message, retry_after_s=1.0)
+        return {"object": "list", "data": _freed(clearing)}
+
+
+def _freed(clearing: Clearing) -> list[dict[str, Any]]:
+    freed: dict[str, Counter[str]] = {}
+    for model, message in clearing.freed:
+        sums = freed.setdefault(model, Counter())
+        sums.update(ram_bytes=message.ram_bytes, disk_bytes=message.disk_bytes)
+    return [{"model": model, **freed[model]} for model in sorted(freed)]

@@ -1,0 +1,220 @@
+"""What operators are told of workers and caches, and that nobody's text is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker import status
+from protocol.messages import Heartbeat, Loading, PrefixStatus, Reuse, RowStatus, TopPrefix
+from tests.broker.line import SILENT_S, STALL_S, Line, request
+
+DECODING = RowStatus(
+    id="a",
+    phase="decode",
+    prompt_tokens=100,
+    prefilled=100,
+    answered=21,
+    seconds=3.0,
+    first_token_s=1.0,
+    reuse=Reuse(tokens=96, tier="disk", miss="diverged"),
+)
+WAITING = RowStatus(id="b", phase="waiting", prompt_tokens=7, seconds=0.5)
+
+
+def prefix(**fields: Any) -> PrefixStatus:
+    whole = {
+        "ram_bytes": 10, "ram_limit": 100, "disk_bytes": 20, "disk_limit": 200, "blocks": 3, "snapshots": 2,
+        "lookups": 8, "hits": 6, "prompt_tokens": 1000, "reused_tokens": 900,
+    }  # fmt: skip
+    return PrefixStatus(**{**whole, **fields})
+
+
+def workers(line: Line) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = status.status(line.dispatcher, 1.0)["workers"]
+    return told
+
+
+def test_a_gateway_alone_tells_of_itself() -> None:
+    line = Line()
+    told = status.status(line.dispatcher, 12.34567)
+    assert told["gateway"].pop("version").count(".") == 2
+    assert told == {
+        "object": "status",
+        "gateway": {"uptime_s": 12.346, "in_flight": 0, "stopping": False},
+        "workers": [],
+    }
+
+
+def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
+    line = Line()
+    line.serving("w", "org/model")
+    beat = Heartbeat(
+        incarnation="w",
+        running=1,
+        waiting=2,
+        steps=5,
+        cache_bytes=77,
+        rows=[DECODING, WAITING],
+        prefix=prefix(),
+    )
+    line.dispatcher.hear("w", beat)
+    [worker] = workers(line)
+    rows, cache = worker.pop("rows"), worker.pop("prefix")
+    assert worker == {
+        "model": "org/model",
+        "state": "ready",
+        "incarnation": "w",
+        "pid": 1,
+        "running": 1,
+        "waiting": 2,
+        "steps": 5,
+        "cache_bytes": 77,
+    }
+    assert rows == [
+        {
+            "id": "a",
+            "phase": "decode",
+            "prompt_tokens": 100,
+            "prefilled": 100,
+            "answered": 21,
+            "seconds": 3.0,
+            "time_to_first_token_s": 1.0,
+            "tokens_per_s": 10.0,
+            "reuse": {"tokens": 96, "tier": "disk", "miss": "diverged"},
+        },
+        {
+            "id": "b",
+            "phase": "waiting",
+            "prompt_tokens": 7,
+            "prefilled": 0,
+            "answered": 0,
+            "seconds": 0.5,
+            "time_to_first_token_s": None,
+            "tokens_per_s": None,
+            "reuse": None,
+        },
+    ]
+    assert (cache["ram_bytes"], cache["hit_rate"], cache["token_hit_rate"]) == (10, 0.75, 0.9)
+    assert "top" not in cache
+
+
+def test_every_state_of_a_worker_has_its_name() -> None:
+    line = Line()
+    line.hello("w")
+    line.dispatcher.hear("w", Loading(incarnation="w", done=0, total=9))
+    [loading] = workers(line)
+    assert (loading["state"], loading["rows"], loading["prefix"]) == ("loading", [], None)
+    line.serving("w")
+    assert workers(line)[0]["state"] == "ready"
+    line.clock.now += SILENT_S + 1
+    line.dispatcher.sweep()
+    assert workers(line)[0]["state"] == "silent"
+    line.beat("w", running=1)
+    for _ in range(int(STALL_S) + 2):
+        line.clock.now += 1
+        line.beat("w", running=1)
+        line.dispatcher.sweep()
+    assert workers(line)[0]["state"] == "stalled"
+    line.dispatcher.lost("w")
+    assert workers(line) == []
+
+
+def test_requests_in_flight_are_counted_and_no_text_of_theirs_is_told() -> None:
+    line = Line()
+    line.serving("w")
+    secret = msgspec.structs.replace(request("a"), prompt="secret prompt", cache_salt="secret salt")
+    with line.dispatcher.board(line.dispatcher.find("m"), [secret], ()):
+        line.beat("w", running=1, rows=[DECODING], prefix=prefix())
+        told = status.status(line.dispatcher, 1.0)
+        assert told["gateway"]["in_flight"] == 1
+        assert "secret" not in str(told)
+        assert "secret" not in str(status.caches(line.dispatcher.fleet))
+
+
+@pytest.mark.parametrize(
+    ("answered", "seconds", "first_token_s", "expected"),
+    [(0, 1.0, None, None), (1, 2.0, 1.0, None), (2, 1.0, 1.0, None), (3, 5.0, 1.0, 0.5)],
+)
+def test_speed_is_that_of_the_tokens_behind_the_first(
+    answered: int, seconds: float, first_token_s: float | None, expected: float | None
+) -> None:
+    line = Line()
+    line.serving("w")
+    row = RowStatus(
+        id="a",
+        phase="decode",
+        prompt_tokens=1,
+        answered=answered,
+        seconds=seconds,
+        first_token_s=first_token_s,
+    )
+    line.beat("w", running=1, rows=[row])
+    assert workers(line)[0]["rows"][0]["tokens_per_s"] == expected
+
+
+def test_the_cache_of_a_model_is_that_of_all_its_workers() -> None:
+    line = Line()
+    for worker, model in (("w1", "m"), ("w2", "m"), ("w3", "bare")):
+        line.serving(worker, model)
+    often, rare = (
+        TopPrefix(tokens=1500, uses=9, bytes=4096, pinned=True),
+        TopPrefix(tokens=64, uses=2, bytes=64),
+    )
+    line.beat("w1", prefix=prefix(misses={"cold": 1, "evicted": 2}, top=[rare]))
+    line.beat("w2", prefix=prefix(lookups=2, hits=0, misses={"cold": 2}, top=[often]))
+    line.beat("w3")
+    bare, cache = status.caches(line.dispatcher.fleet)["data"]
+    assert (bare["model"], bare["enabled"], bare["hit_rate"], bare["top"]) == ("bare", False, None, [])
+    assert cache == {
+        "model": "m",
+        "enabled": True,
+        "ram_bytes": 20,
+        "ram_limit": 200,
+        "disk_bytes": 40,
+        "disk_limit": 400,
+        "blocks": 6,
+        "snapshots": 4,
+        "lookups": 10,
+        "hits": 6,
+        "prompt_tokens": 2000,
+        "reused_tokens": 1800,
+        "hit_rate": 0.6,
+        "token_hit_rate": 0.9,
+        "misses": {"cold": 3, "evicted": 2},
+        "top": [
+            {"tokens": 1500, "uses": 9, "bytes": 4096, "pinned": True},
+            {"tokens": 64, "uses": 2, "bytes": 64, "pinned": False},
+        ],
+    }
+
+
+counts = st.integers(0, 2**40)
+prefixes = st.builds(
+    PrefixStatus,
+    **dict.fromkeys(("ram_bytes", "lookups", "hits", "prompt_tokens", "reused_tokens"), counts),
+    misses=st.dictionaries(st.sampled_from(["cold", "evicted", "diverged"]), counts),
+    top=st.lists(st.builds(TopPrefix, tokens=counts, uses=counts, bytes=counts), max_size=20),
+)
+
+
+@given(st.lists(prefixes, max_size=3))
+def test_whatever_caches_report_sums_and_shares_are_of_all_of_them(reported: list[PrefixStatus]) -> None:
+    line = Line()
+    line.serving("none")
+    for number, one in enumerate(reported):
+        line.serving(f"w{number}")
+        line.beat(f"w{number}", prefix=one)
+    [cache] = status.caches(line.dispatcher.fleet)["data"]
+    assert cache["enabled"] == bool(reported)
+    assert cache["ram_bytes"] == sum(one.ram_bytes for one in reported)
+    assert sum(cache["misses"].values()) == sum(sum(one.misses.values()) for one in reported)
+    lookups = sum(one.lookups for one in reported)
+    assert (cache["hit_rate"] is None) == (lookups == 0)
+    uses = [prefix["uses"] for prefix in cache["top"]]
+    assert uses == sorted((p.uses for one in reported for p in one.top), reverse=True)[: len(uses)]
+    assert len(uses) == min(status.TOP_PREFIXES_MAX, sum(len(one.top) for one in reported))

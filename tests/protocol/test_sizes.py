@@ -1,0 +1,64 @@
+"""Sizes as people write them, and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("65536", 65536),
+        ("7B", 7),
+        ("1K", 1024),
+        ("1KB", 1000),
+        ("1KiB", 1024),
+        ("500 MB", 500_000_000),
+        ("2MiB", 2 * 2**20),
+        ("3M", 3 * 2**20),
+        ("4GiB", 4 * 2**30),
+        ("4gib", 4 * 2**30),
+        ("4G", 4 * 2**30),
+        ("4GB", 4_000_000_000),
+        ("1TiB", 2**40),
+        (" 1.5GiB ", 3 * 2**29),
+        ("0.0001K", 0),
+        ("999999999999999999.5K", (2 * 999999999999999999 + 1) * 512),
+    ],
+)
+def test_a_size_is_read(text: str, expected: int) -> None:
+    assert sizes.parse(text) == expected
+
+
+NO_SIZES = "|B|GiB|many|-1|+1|1e9|1,5GiB|1.GiB|.5G|4 apples|4GiBs|4PB|4iB|4 G B|0x10|1_000|४GiB|4\u212a|nan"
+
+
+@pytest.mark.parametrize("text", [*NO_SIZES.split("|"), " ", "9" * 20], ids=ascii)
+def test_what_is_no_size_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(sizes.SizeError, match="Expected a size"):
+        sizes.parse(text)
+
+
+@given(st.integers(0, 2**62))
+def test_a_size_that_is_spelled_is_read_as_itself(size: int) -> None:
+    assert sizes.parse(sizes.spell(size)) == size
+
+
+@given(st.integers(1, 1023), st.sampled_from("KMGT"))
+def test_whole_units_are_spelled_as_such(count: int, unit: str) -> None:
+    assert sizes.spell(count * 1024 ** ("KMGT".index(unit) + 1)) == f"{count}{unit}iB"
+
+
+@given(st.text(max_size=12) | st.text("0123456789.KMGTiB -+e", max_size=8))
+def test_any_text_is_a_size_or_is_refused_as_none(text: str) -> None:
+    try:
+        size = sizes.parse(text)
+    except sizes.SizeError:
+        return
+    assert size >= 0
+    assert text.strip()[0] in "0123456789"
