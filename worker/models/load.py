@@ -10,11 +10,13 @@ import logging
 import shutil
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.contract import Draw, Engine, Facts, Model, ModelError, Progress
 from worker.models.config import ModelConfig, read_config, require_known
+from worker.models.fingerprint import fingerprint
 from worker.models.source import find_folder, name_of, weight_files
 
 if TYPE_CHECKING:
@@ -62,7 +64,11 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
-        facts = replace(model.facts, cache_bytes_max=budget.left_for_caches(weight_bytes))
+        facts = replace(
+            model.facts,
+            cache_bytes_max=budget.left_for_caches(weight_bytes),
+            fingerprint=fingerprint(folder / "config.json", files, _versions()),
+        )
         model = replace(model, facts=facts)
         log.info("%s", describe(model.facts, config, weight_bytes, time.monotonic() - began))
         return model
@@ -135,6 +141,11 @@ def warm_up(engine: Engine, rows: int) -> None:
     for _ in range(_WARM_STEPS):
         engine.step()
     engine.reset()
+
+
+def _versions() -> dict[str, str]:
+    """Of what lays caches out."""
+    return {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
 
 
 def prepare_device(budget: Budget) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from protocol.errors import Code, RequestError
 from protocol.messages import Capabilities, Generate, Sampling
 from worker.contract import Draw, Prepared
+from worker.models.boundaries import Messages, Prompt, find_boundaries
 
-Messages = Sequence[Mapping[str, Any]]
 Render = Callable[..., Any]
 
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -34,9 +35,12 @@ TEMPLATE_ERRORS = (
     LookupError,
     ArithmeticError,
     AttributeError,
+    AssertionError,
+    NotImplementedError,
     RecursionError,
 )
-"""What a template raises on messages it was not written for: its own complaints, and Python's."""
+"""What a template raises on messages it was not written for: its own complaints, and Python's. Upstream's own
+renderers assert."""
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents"
@@ -108,6 +112,7 @@ class TextPreparer:
         """`tokenizer`: used by no other thread."""
         self._tokenizer = tokenizer
         self._render = template_of(tokenizer)
+        self._added = _added_tokens(tokenizer)
         self._rules = rules
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
@@ -116,7 +121,11 @@ class TextPreparer:
             raise RequestError(
                 Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
             )
-        tokens, source = self._tokens(request)
+        if request.messages is None:
+            source, text = "prompt", request.prompt or ""
+        else:
+            source, text = "messages", self._rendered(request)
+        tokens = self._encode(text, source)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
         return Prepared(
@@ -128,22 +137,29 @@ class TextPreparer:
             end_tokens=frozenset() if request.ignore_eos else frozenset(self._tokenizer.eos_token_ids),
             priority=request.priority,
             deadline_s=request.deadline_s,
+            salt=request.cache_salt,
+            pin=request.cache_pin,
+            boundaries=self._boundaries(request, text, tokens),
         )
 
-    def _tokens(self, request: Generate) -> tuple[list[int], str]:
-        """The prompt, and the parameter it came from."""
-        if request.messages is not None:
-            return self._encode(self._rendered(request), "messages", add_special_tokens=False), "messages"
-        prompt = request.prompt or ""
+    def _boundaries(self, request: Generate, text: str, tokens: list[int]) -> tuple[int, ...]:
+        template = self._render
+        if request.messages is None or template is None:
+            return ()
+        prompt = Prompt(text, tokens, self._added, partial(self._tokenizer.encode, add_special_tokens=False))
+        return find_boundaries(
+            prompt,
+            request.messages,
+            lambda messages: _attempt(template, messages, request.tools, request.template_kwargs),
+            with_tools=bool(request.tools),
+        )
+
+    def _encode(self, text: str, source: str) -> list[int]:
         # As in `mlx_lm.stream_generate`: a prompt that brings its own beginning gets no second one.
         begins = self._tokenizer.bos_token
-        return self._encode(
-            prompt, "prompt", add_special_tokens=begins is None or not prompt.startswith(begins)
-        ), "prompt"
-
-    def _encode(self, text: str, source: str, *, add_special_tokens: bool) -> list[int]:
+        special = source == "prompt" and (begins is None or not text.startswith(begins))
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens) if text else []
+            return self._tokenizer.encode(text, add_special_tokens=special) if text else []
         except (TypeError, ValueError) as error:  # half a surrogate pair, for one, is no text
             raise RequestError(
                 Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
@@ -213,6 +229,14 @@ class TextPreparer:
         if request.max_tokens < 1:
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
+
+
+def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
+    """The texts that are cut out before all others, by token. Mistral's own tokenizers do not tell theirs."""
+    try:
+        return {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
+    except NotImplementedError:
+        return {}
 
 
 def render(
