@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol import messages
-from protocol.messages import Delta, Timings, Usage
+from protocol.messages import Delta, RowStatus, Timings, Usage
 from worker.contract import Likelihood, Pipeline
 from worker.rows import Row
 
@@ -19,6 +19,7 @@ class Answer:
     submitted_at: float
     prefill_at: float | None = None
     decode_at: float | None = None
+    first_token_at: float | None = None
     sequence: int = 0
 
     def gain(self, token: int, likelihood: Likelihood | None, *, fits: bool) -> tuple[Delta, str | None]:
@@ -57,7 +58,24 @@ class Answer:
         )
 
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=len(self.row.request.tokens), completion_tokens=len(self.row.answered))
+        return Usage(
+            prompt_tokens=len(self.row.request.tokens),
+            completion_tokens=len(self.row.answered),
+            cached_tokens=self.row.reuse.tokens if self.row.reuse else 0,
+        )
+
+    def status(self, now: float) -> RowStatus:
+        row = self.row
+        return RowStatus(
+            id=row.id,
+            phase=row.phase,
+            prompt_tokens=len(row.request.tokens),
+            prefilled=min(row.prefilled, len(row.request.tokens)),
+            answered=len(row.answered),
+            seconds=now - self.submitted_at,
+            first_token_s=self.first_token_at and self.first_token_at - self.submitted_at,
+            reuse=row.reuse,
+        )
 
     def timings(self, now: float) -> Timings:
         prefill_at = self.prefill_at or now

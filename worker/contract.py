@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from protocol.messages import Capabilities, Generate
+from worker.caches.files import Blob
+from worker.caches.items import Shape
 
 Progress = Callable[[int, int], None]
 """Called while a model loads with (bytes of weights done, bytes in all), on the model thread."""
@@ -51,7 +53,9 @@ class Prepared:
 
     `max_tokens` is at least 1 and fits the context. `end_tokens` is empty when the request ignores them. Of
     several waiting the smallest `priority` goes first. `deadline_s`: seconds from its arrival after which it
-    is given up; None: never.
+    is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
+    `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
+    `pin`: what is stored of them is kept as long as possible.
     """
 
     id: str
@@ -62,6 +66,9 @@ class Prepared:
     end_tokens: frozenset[int]
     priority: int = 0
     deadline_s: float | None = None
+    salt: str = ""
+    pin: bool = False
+    boundaries: tuple[int, ...] = ()
 
 
 class Preparer(Protocol):
@@ -109,11 +116,34 @@ class Step:
     likelihoods: Mapping[str, Likelihood]
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A copy of a part of a row's caches. `payload` is the engine's own. Of a run of positions, `whole_from`:
+    from which one on all layers are in it; a sliding window may have moved on."""
+
+    payload: object
+    nbytes: int
+    whole_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A cut of the positions `first` to before `last`, of which the first `count` are used."""
+
+    payload: object
+    first: int
+    last: int
+    count: int
+
+
 class Engine(Protocol):
     """Rows of one model. A row is prefilled in chunks, then decodes together with all others.
 
     Used by the model thread only.
     """
+
+    shape: Shape | None
+    """What must have been stored of a row to make it again; None where that cannot be done."""
 
     def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
         """Run a chunk of the prompt of each row, in the end all of it but the last token.
@@ -138,6 +168,19 @@ class Engine(Protocol):
         be dropped before the next call.
         """
 
+    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+        """Copies of a row's columns, for each run from one position to before another, and of its `states`,
+        which are those behind all tokens it was fed. Waits for the step that is under way."""
+
+    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+        """A new row, prefilled up to where the last piece ends. `states`: the payload of a cut made there."""
+
+    def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
+        """A payload as it goes into a file: arrays by name, and what JSON can hold of the rest."""
+
+    def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
+        """A payload from a file. Raises for what is no payload of this engine."""
+
     def drop(self, row: str) -> None:
         """Forget a row, wherever it stands. Unknown rows are no error."""
 
@@ -154,7 +197,8 @@ class Engine(Protocol):
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a loaded model is. `batched`: rows share forward passes; else each has its own. `cache_bytes_max`:
-    what memory leaves for the caches of all rows; None: not known."""
+    what memory leaves for the caches of all rows; None: not known. `fingerprint`: hexadecimal, the same for
+    models whose stored caches may be taken for each other's; empty: none are."""
 
     name: str
     context_length: int
@@ -162,6 +206,7 @@ class Facts:
     capabilities: Capabilities
     batched: bool = True
     cache_bytes_max: int | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.caches import grouping
-from worker.caches.batch import RowCaches
+from worker.caches import grouping, packing, stored
+from worker.caches.batch import Batch, RowCaches
 from worker.caches.cost import row_cost
+from worker.caches.files import Blob
 from worker.caches.prefill import prefill_together
-from worker.caches.trial import can_decode_together, can_prefill_together
-from worker.contract import Draw, Likelihood, Step
+from worker.caches.trial import can_decode_together, can_prefill_together, restorable_shape
+from worker.contract import Cut, Draw, Likelihood, Piece, Step
 from worker.group import Group, Member
 from worker.sampling import Row, Sampled
 
@@ -48,6 +50,7 @@ class BatchEngine:
         self._model = model
         self.is_batchable = can_decode_together(model)
         self._can_pad = self.is_batchable and can_prefill_together(model)
+        self.shape = restorable_shape(model)
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._members: dict[str, Member] = {}
@@ -81,6 +84,43 @@ class BatchEngine:
         member = Member(row, len(tokens), drawing, mx.array([tokens[-1]], mx.uint32), caches)
         self._members[row] = member
         self._joining.append(member)
+
+    # --- what is stored of rows ---
+
+    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+        """See `contract.Engine`."""
+        source, place = self._source(row)
+        columns = [stored.columns_of(source, place, first, last) for first, last in runs]
+        state = stored.states_of(source, place) if states else None
+        mx.eval(
+            [stored.arrays_of(held.layers) for held, _ in columns], stored.arrays_of(state and state.layers)
+        )
+        cuts = [Cut(held, held.nbytes, whole_from) for held, whole_from in columns]
+        return cuts, None if state is None else Cut(state, state.nbytes)
+
+    def _source(self, row: str) -> tuple[RowCaches | Batch, int]:
+        """Where a row's caches are, and its place in them."""
+        if row in self._prefilling:
+            return self._prefilling[row], 0
+        member = self._members[row]
+        group = next((group for group in self._groups if member in group.members), None)
+        return (member.caches, 0) if group is None else group.source(member)
+
+    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+        """See `contract.Engine`."""
+        caches = self._fresh()
+        stored.rebuild(caches, pieces, states)
+        mx.eval([cache.state for cache in caches])
+        self._prefilling[row] = caches
+
+    def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
+        """See `contract.Engine`."""
+        return packing.pack(payload)
+
+    def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
+        """See `contract.Engine`."""
+        payload = packing.unpack(blobs, rest)
+        return Cut(payload, payload.nbytes)
 
     # --- decode ---
 

@@ -29,8 +29,10 @@ from msgspec import Meta, Struct
 from protocol import lifeline, logs, settings, sockets
 from protocol.errors import Code, RequestError
 from protocol.messages import Capabilities, Generate
+from worker.caches.files import Blob
+from worker.caches.items import Shape
 from worker.config import Bytes, WorkerSettings
-from worker.contract import Draw, Facts, Likelihood, Model, ModelError, Prepared, Progress, Step
+from worker.contract import Cut, Draw, Facts, Likelihood, Model, ModelError, Piece, Prepared, Progress, Step
 from worker.service import Service
 
 CONTEXT_LENGTH = 8192
@@ -104,6 +106,7 @@ class FakeEngine:
 
     scripts: MutableMapping[str, Script]
     step_ms: float
+    shape: Shape | None = field(default_factory=Shape)
     rows: dict[str, FakeRow] = field(default_factory=dict)
 
     def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
@@ -152,6 +155,20 @@ class FakeEngine:
     def reset(self) -> None:
         self.rows.clear()
 
+    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+        """Rows have no caches here, so copies are of nothing, at the price of tokens."""
+        cuts = [Cut((first, last), TOKEN_BYTES * (last - first), whole_from=first) for first, last in runs]
+        return cuts, Cut((), TOKEN_BYTES) if states else None
+
+    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+        """See `cut`."""
+
+    def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
+        return {"nothing": Blob("U8", (TOKEN_BYTES,), bytes(TOKEN_BYTES))}, payload
+
+    def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
+        return Cut(tuple(rest), TOKEN_BYTES)
+
     def cache_bytes(self) -> int:
         return sum(self.row_bytes(row.prompt_tokens + row.drawn) for row in self.rows.values())
 
@@ -193,6 +210,8 @@ class FakePreparer:
             end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
             priority=request.priority,
             deadline_s=request.deadline_s,
+            salt=request.cache_salt,
+            pin=request.cache_pin,
             script=script,
         )
 

@@ -105,6 +105,12 @@ class Group:
             self._batch.reseat([], kept, [everybody[row].length - 1 for row in order])
         return order
 
+    def source(self, member: Member) -> tuple[RowCaches | Batch, int]:
+        """The caches that a row is in, and its place in them."""
+        if self._batch is None:
+            return self._own, 0
+        return self._batch, self.members.index(member)
+
     def detach(self, fresh: Callable[[], RowCaches]) -> list[Member]:
         """Give every living row its token and caches back, so that it can join another group."""
         for place, member in enumerate(self.members):

@@ -38,6 +38,10 @@ class Ledger:
         """Bytes that rows may still reserve, where all caches really take `cache_bytes`."""
         return self.bytes_max / self._excess - max(self.reserved, cache_bytes / self._excess)
 
+    def spare(self, cache_bytes: int) -> int | None:
+        """Bytes that are neither reserved nor taken; None where nothing is limited."""
+        return max(0, self.bytes_max - max(self.reserved, cache_bytes)) if self._is_limited else None
+
     def learn(self, cache_bytes: int) -> None:
         """What is reserved really takes so much."""
         self._excess = max(self._excess, cache_bytes / max(1, self.reserved))

@@ -10,16 +10,29 @@ client can end the worker with prompts of its own.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import KINDS, Code, RequestError
-from protocol.messages import Delta, Events, Failed, Finished, Message
+from protocol.messages import (
+    CacheCleared,
+    Delta,
+    Events,
+    Failed,
+    Finished,
+    Message,
+    PrefixStatus,
+    Reuse,
+    Reused,
+    RowStatus,
+)
 from worker.answer import Answer
-from worker.commands import Command, Drop, Stop, Submit
+from worker.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
 from worker.contract import Draw, Model, Prepared, Step
+from worker.reuse import Store
 from worker.rows import Chunk, Group, Phase, Row
 from worker.scheduler import Scheduler
 
@@ -31,16 +44,20 @@ PROBE = "probe"
 """The row of the harmless prompt. A gateway draws its requests' ids, and never this one."""
 _PROBE_TOKENS = (0, 0)
 _BACKPRESSURE_WAIT_S = 0.05
+TOLD_EVERY_S = 0.2
+"""How often the heartbeat gets to know each row anew."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Written by the model thread, read by the heartbeat: plain integers, no lock needed."""
+    """Written by the model thread, read by the heartbeat: replaced as a whole, so no lock is needed."""
 
     running: int = 0
     waiting: int = 0
     steps: int = 0
     cache_bytes: int = 0
+    rows: list[RowStatus] = field(default_factory=list)
+    prefix: PrefixStatus | None = None
 
 
 class EngineKeepsFailing(Exception):
@@ -61,10 +78,12 @@ class Loop:
     publish: Callable[[Message], None]
     backlog: Callable[[], int]
     admission_window_s: float = 0.0
+    store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: int = 0
+    _told_at: float = -math.inf
 
     def run(self) -> None:
         """Until `Stop`. Raises `EngineKeepsFailing`."""
@@ -105,10 +124,25 @@ class Loop:
                     self._leave(row.id)
             case Drop(id=str() as id):
                 self._leave(id)
+            case Fetched() | Written() | Clear():
+                self._tend_store(command)
             case Stop():
                 return False
         self._count()
         return True
+
+    def _tend_store(self, command: Fetched | Written | Clear) -> None:
+        match command:
+            case Fetched(records) if self.store:
+                for id in self.store.fetched(records):
+                    self.scheduler.release(id)
+            case Written(digest, file_bytes) if self.store:
+                self.store.written(digest, file_bytes)
+            case Clear(id):
+                ram, disk = self.store.clear() if self.store else (0, 0)
+                self.publish(
+                    CacheCleared(incarnation=self.incarnation, id=id, ram_bytes=ram, disk_bytes=disk)
+                )
 
     def _submit(self, request: Prepared) -> None:
         if self.scheduler.get(request.id) is not None:
@@ -126,10 +160,16 @@ class Loop:
             self._publish_failure(request.id, Code.ENGINE_ERROR, _wording(error))
         else:
             self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
+            if self.store:
+                self.store.fetch(row)
 
-    def _leave(self, id: str) -> None:
+    def _leave(self, id: str, *, keeps: bool = True) -> None:
         """The one place where a row is freed."""
-        self.scheduler.drop(id)
+        row = self.scheduler.drop(id)
+        if self.store and row is not None:
+            self.store.drop(id)
+            if keeps:
+                self.store.keep_ended(row)
         self.model.engine.drop(id)
         self._answers.pop(id, None)
 
@@ -144,6 +184,8 @@ class Loop:
         else:
             self.scheduler.lap(began, decoded=None)
         plan = self.scheduler.plan(self.counters.cache_bytes)
+        if self.store:
+            self.store.fit(self.scheduler.spare(self.counters.cache_bytes))
         self._count_rows()  # who is stuck in a prefill is known to be running
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length)
@@ -172,13 +214,14 @@ class Loop:
     def _hand_out(self, step: Step) -> None:
         deltas: list[Delta] = []
         ended: list[tuple[str, str]] = []
-        likelihoods, answered = step.likelihoods, self.scheduler.answered
+        likelihoods, answered, now = step.likelihoods, self.scheduler.answered, self.clock()
         for id, token in step.tokens.items():
             answer = self._answers.get(id)
             if answer is None:
                 continue
             try:
                 fits = answered(answer.row, token)
+                answer.first_token_at = answer.first_token_at or now
                 delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", id)
@@ -197,6 +240,8 @@ class Loop:
         for chunk in group:
             answer = self._answers[chunk.row.id]
             answer.prefill_at = answer.prefill_at or now
+        if not self._restore(group):
+            return  # planned again
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         try:
             if chunks:
@@ -208,8 +253,32 @@ class Loop:
             return
         self.scheduler.ran(group)
         for chunk in group:
+            if self.store:
+                self.store.keep(chunk.row, done=chunk.last)
             if chunk.last:
                 self._start(chunk)
+
+    def _restore(self, group: Group) -> bool:
+        """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
+        for chunk in group:
+            match, row = chunk.match, chunk.row
+            if match is not None and not (self.store and self.store.restore(row, match)):
+                return False
+            if row.reuse is None:
+                self._tell_reuse(chunk)
+        return True
+
+    def _tell_reuse(self, chunk: Chunk) -> None:
+        row, match = chunk.row, chunk.match
+        miss = match.miss if match else self.scheduler.miss(row)
+        tokens, tier = (match.length, match.tier) if match else (0, "none")
+        if self.store:
+            self.store.count(row, match, miss)
+        reuse = Reuse(tokens=tokens, tier=tier, miss=miss)
+        # Copies are told with the row that runs for them: what they take from it was computed once.
+        for told in (row, *chunk.copies):
+            told.reuse = reuse
+            self.publish(Reused(incarnation=self.incarnation, id=told.id, reuse=reuse))
 
     def _retry_apart(self, group: Group, error: Exception) -> None:
         if len(group) == 1:
@@ -253,7 +322,7 @@ class Loop:
         )
 
     def _fail_row(self, id: str, code: Code, message: str) -> None:
-        self._leave(id)
+        self._leave(id, keeps=False)
         self._publish_failure(id, code, message)
 
     def _publish_failure(self, id: str, code: Code, message: str) -> None:
@@ -294,6 +363,13 @@ class Loop:
     def _count(self) -> None:
         self._count_rows()
         self.counters.cache_bytes = self.model.engine.cache_bytes()
+        now = self.clock()
+        if not len(self.scheduler) or now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self.counters.rows = [
+                self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
+            ]
+            self.counters.prefix = self.store.status() if self.store else None
 
 
 def _wording(error: Exception) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from protocol.messages import Reuse
+from worker.caches.prefix import Match
 from worker.contract import Prepared
 from worker.pace import Work
 
@@ -25,7 +27,9 @@ class Row:
     `order`: its priority and the number of its arrival. `tokens`: what is run before it decodes, the prompt
     and, once it was preempted, its answer so far; `prefilled` of them are in its cache. `length`: tokens of
     prompt and answer. `family`: rows of one family have the same prompt, and one of them runs it for all.
-    `roof`: the length for which it has reserved `bytes`.
+    `roof`: the length for which it has reserved `bytes`. `kept`: up to where its prefix is stored; `cuts`:
+    positions, in order, at which it is to be stored, whatever else. `held`: what it begins with is on its way
+    from the disk. `reuse`: what was restored of it when it was first run.
     """
 
     request: Prepared
@@ -39,6 +43,10 @@ class Row:
     answered: list[int] = field(default_factory=list)
     bytes: int = 0
     roof: int = 0
+    kept: int = 0
+    cuts: list[int] = field(default_factory=list)
+    held: bool = False
+    reuse: Reuse | None = None
 
     @property
     def id(self) -> str:
@@ -52,12 +60,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of one row's tokens. `last`: it starts to decode after it, and so do its `copies`."""
+    """A part of one row's tokens. `last`: it starts to decode after it, and so do its `copies`. `match`: a
+    stored prefix that is restored before; the tokens are those behind it."""
 
     row: Row
     tokens: tuple[int, ...]
     last: bool
     copies: tuple[Row, ...] = ()
+    match: Match | None = None
+
+    @property
+    def begin(self) -> int:
+        """The position of its first token, before it has run."""
+        return self.row.prefilled if self.match is None else self.match.length
 
 
 Group = Sequence[Chunk]
@@ -75,4 +90,4 @@ class Plan:
 def work_of(group: Group) -> Work:
     """What running a group costs, padding included. To be asked before it has run."""
     width = max(len(chunk.tokens) for chunk in group)
-    return Work.call(len(group), width, group[0].row.prefilled) if width else Work()
+    return Work.call(len(group), width, group[0].begin) if width else Work()

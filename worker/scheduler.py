@@ -9,17 +9,17 @@ that someone before them waits for. A preempted row waits where it stood before.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import Code, RequestError
+from worker.caches.prefix import Match, PrefixIndex
 from worker.contract import Prepared
 from worker.ledger import Ledger
 from worker.pace import Budget, Pace, Work
 from worker.rows import Chunk, Group, Phase, Plan, Row, work_of
+from worker.sharing import SHORT_TOKENS_MAX, Sharing
 
-SHORT_TOKENS_MAX = 256
-"""A prompt with no more than this to prefill may be run together with others."""
 PADDING_MAX = 0.25
 """The most of a call with several rows that may be padding."""
 _SETTLING_STEPS = 2
@@ -39,8 +39,10 @@ class Policy:
 class Scheduler:
     """The rows of one worker."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, prefixes: PrefixIndex | None = None) -> None:
+        """`prefixes`: what is stored; None: nothing is reused."""
         self._policy = policy
+        self._sharing = None if prefixes is None else Sharing(prefixes)
         self._pace = Pace(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
@@ -93,6 +95,8 @@ class Scheduler:
             length=len(request.tokens),
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
+        if self._sharing:
+            self._sharing.begin(row)
         if request.deadline_s is not None:
             self._deadlines[row.id] = now + request.deadline_s
         return row
@@ -105,6 +109,8 @@ class Scheduler:
             self._deadlines.pop(id, None)
             self._ledger.release(row)
             self._ledger.forget()
+            if self._sharing:
+                self._sharing.end(row)
         return row
 
     def overdue(self, now: float) -> list[Row]:
@@ -133,7 +139,12 @@ class Scheduler:
         """The chunks of a group are in their rows' caches."""
         self._work = self._work.plus(work_of(group))
         for chunk in group:
-            chunk.row.prefilled += len(chunk.tokens)
+            chunk.row.prefilled = chunk.begin + len(chunk.tokens)
+
+    def release(self, id: str) -> None:
+        """What a row was held for is there, or will not come. Unknown rows are no error."""
+        if row := self._rows.get(id):
+            row.held = False
 
     def started(self, row: Row) -> None:
         """The row has joined the batch."""
@@ -154,6 +165,14 @@ class Scheduler:
         row.length += 1
         return row.length < row.roof or self._ledger.reserve(row)
 
+    def miss(self, row: Row) -> str:
+        """Why no more of a row's prompt is reused, in the words of `protocol.messages.Reuse`."""
+        return "off" if self._sharing is None else self._sharing.miss(row)
+
+    def spare(self, cache_bytes: int) -> int | None:
+        """Bytes that no row needs now; None where nothing is limited."""
+        return self._ledger.spare(cache_bytes)
+
     def rewind(self) -> None:
         """Every cache was lost: prefills begin anew. Started rows must have been dropped."""
         for row in self._in[Phase.PREFILL].values():
@@ -172,13 +191,15 @@ class Scheduler:
         """Rows in prefill and those that may join them now, in order.
 
         A row joins rows that run only if each of them can grow by a block, or it would soon be preempted.
+        One that is held is passed over.
         """
         admitted = self.count(Phase.PREFILL, Phase.DECODE)
         line = list(self._in[Phase.PREFILL].values())
         places = self._policy.rows_max - admitted
         if places > 0 and self._in[Phase.WAITING]:
             free = self._ledger.free(cache_bytes) - admitted * self._ledger.block_bytes
-            for row in sorted(self._in[Phase.WAITING].values(), key=_order)[:places]:
+            ready = [row for row in self._in[Phase.WAITING].values() if not row.held]
+            for row in sorted(ready, key=_order)[:places]:
                 free -= self._ledger.needs(row.length)
                 if free < 0 and (admitted or line):
                     break
@@ -189,37 +210,58 @@ class Scheduler:
 
     def _fill(self, line: list[Row], budget: Budget) -> list[Group]:
         """The groups of one plan. Rows of `line` that get a chunk are admitted."""
-        # Of a family one row leads and the others wait for it. So would rows that merely begin alike.
+        # Of a family one row leads and the others wait for it.
         leads: dict[int, Row] = {}
         for row in line:
             lead = leads.setdefault(row.family, row)
             if row.prefilled > lead.prefilled:
                 leads[row.family] = row
-        heads = dict.fromkeys(leads[row.family] for row in line)
+        heads = self._ready(dict.fromkeys(leads[row.family] for row in line))
         groups: list[Group] = []
         while heads:
             head = next(iter(heads))
-            size = budget.cut(head.left, head.prefilled) if head.left else 0
-            if head.left and not size:
+            match = heads.pop(head)
+            begin = match.length if match else head.prefilled
+            left = len(head.tokens) - 1 - begin
+            size = min([budget.cut(left, begin), *(cut - begin for cut in head.cuts if cut > begin)])
+            if left and not size:
                 break
-            del heads[head]
-            group = [self._chunk(head, size, line)]
-            if _is_short(head):
+            group = [self._chunk(head, match, size, line)]
+            if _is_short(head, match):
                 for row in _companions(head, heads, budget):
                     del heads[row]
-                    group.append(self._chunk(row, row.left, line))
+                    group.append(self._chunk(row, None, row.left, line))
             budget.spend(work_of(group))
             groups.append(group)
         return groups
 
-    def _chunk(self, row: Row, size: int, line: list[Row]) -> Chunk:
-        last = size == row.left
+    def _ready(self, heads: Iterable[Row]) -> dict[Row, Match | None]:
+        """Those of `heads` that run now, each with the stored prefix it begins with.
+
+        A row that has begun waits for none, and one that has not only for those before it in line and those
+        that have begun: so they never wait in a circle.
+        """
+        if self._sharing is None:
+            return dict.fromkeys(heads)
+        ahead = [row for row in self._in[Phase.PREFILL].values() if row.prefilled]
+        ready: dict[Row, Match | None] = {}
+        for row in heads:
+            if row.prefilled:
+                ready[row] = None
+            elif not self._sharing.awaits(row, ahead):
+                ready[row] = self._sharing.find(row)
+            ahead.append(row)
+        return ready
+
+    def _chunk(self, row: Row, match: Match | None, size: int, line: list[Row]) -> Chunk:
+        begin = match.length if match else row.prefilled
+        last = begin + size == len(row.tokens) - 1
         copies = tuple(other for other in line if last and other.family == row.family and other is not row)
         for joining in (row, *copies):
             if joining.phase is Phase.WAITING:
                 self._move(joining, Phase.PREFILL)
                 self._ledger.reserve(joining)
-        return Chunk(row, row.tokens[row.prefilled : row.prefilled + size], last, copies)
+        return Chunk(row, row.tokens[begin : begin + size], last, copies, match)
 
     # --- bytes ---
 
@@ -248,6 +290,8 @@ class Scheduler:
         if row.answered:
             row.tokens = (*row.request.tokens, *row.answered)
             row.family, row.digest = next(self._arrivals), hash(row.tokens)
+        if self._sharing:
+            self._sharing.end(row)
         return row
 
     def _move(self, row: Row, phase: Phase) -> None:
@@ -256,12 +300,12 @@ class Scheduler:
         self._in[phase][row.id] = row
 
 
-def _companions(head: Row, others: dict[Row, None], budget: Budget) -> list[Row]:
+def _companions(head: Row, others: Mapping[Row, Match | None], budget: Budget) -> list[Row]:
     """Short prompts near enough in length to run in one call with `head`. None, if that one is cut."""
     found: list[Row] = []
     real, width = head.left, head.left
-    for row in others:
-        if not _is_short(row):
+    for row, match in others.items():
+        if not _is_short(row, match):
             continue
         widest, rows = max(width, row.left), 2 + len(found)
         padding = 1 - (real + row.left) / (widest * rows)
@@ -271,8 +315,8 @@ def _companions(head: Row, others: dict[Row, None], budget: Budget) -> list[Row]
     return found
 
 
-def _is_short(row: Row) -> bool:
-    return row.prefilled == 0 and 0 < row.left <= SHORT_TOKENS_MAX
+def _is_short(row: Row, match: Match | None) -> bool:
+    return match is None and not row.cuts and row.prefilled == 0 and 0 < row.left <= SHORT_TOKENS_MAX
 
 
 def _order(row: Row) -> tuple[int, int]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from protocol.messages import Capabilities, Delta, Events, Failed, Finished, Message
+from worker.caches.files import Blob
+from worker.caches.items import Shape
+from worker.caches.prefix import PrefixIndex
 from worker.commands import Command, Drop, Stop, Submit
-from worker.contract import Draw, Facts, Likelihood, Model, Pipeline, Prepared, Step
+from worker.contract import Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Step
 from worker.loop import PROBE, Loop
+from worker.reuse import Store
 from worker.scheduler import Policy, Scheduler
 
 END = 0
@@ -50,6 +55,9 @@ class ScriptedEngine:
     """Tokens of each prefill."""
     takes: Callable[[str, int], None] = lambda kind, size: None
     """Lets time pass for a step with so many rows, or a prefill of so many tokens."""
+    shape: Shape | None = None
+    restored: dict[str, int] = field(default_factory=dict)
+    """How many tokens each row was last restored with."""
     breaches: list[str] = field(default_factory=list)
     broken: bool = False
     probes: int = 0
@@ -110,6 +118,44 @@ class ScriptedEngine:
             self.breaches.append(f"{row} starts twice")
         number = len(tokens) - prompt_tokens
         self.decoding[row] = Decoding(number, number, draw)
+
+    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+        fed = self._fed(row)
+        if runs and runs[-1][1] != len(fed):
+            self.breaches.append(f"{row} has {len(fed)} tokens and is stored up to {runs[-1][1]}")
+        cuts = [Cut(fed[first:last], last - first, whole_from=first) for first, last in runs]
+        return cuts, Cut(fed, 1) if states else None
+
+    def _fed(self, row: str) -> tuple[int, ...]:
+        """The tokens that a row's caches stand for."""
+        if row not in self.decoding:
+            return tuple(self.prefilled[row])
+        state = self.decoding[row]
+        answered = [*self.scripts.get(row, ()), *[END] * state.number][: state.number]
+        return (*self.prompts[row], *answered)[: None if state.fed else -1]
+
+    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+        if row in self.prefilled or row in self.decoding:
+            self.breaches.append(f"{row} is restored over what it has")
+        cached: list[int] = []
+        for piece in pieces:
+            assert isinstance(piece.payload, tuple)
+            if piece.first != len(cached) or piece.count > piece.last - piece.first:
+                self.breaches.append(f"{row} is restored with a gap at {len(cached)}")
+            cached += piece.payload[: piece.count]
+        if self.shape and self.shape.has_states and states != tuple(cached):
+            self.breaches.append(f"{row} is given the states {states} at {cached}")
+        if tuple(cached) != self._whole(row)[: len(cached)]:
+            self.breaches.append(f"{row} is restored with {cached}")
+        self.restored[row] = len(cached)
+        self.prefilled[row] = cached
+
+    def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
+        assert isinstance(payload, tuple)
+        return {}, list(payload)
+
+    def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
+        return Cut(tuple(rest), len(rest))
 
     def step(self) -> Step:
         if not self.decoding:
@@ -207,6 +253,8 @@ class House:
     prefill_tokens: int = 8
     bytes_max: int | None = None
     admission_window_s: float = 0.0
+    store_bytes: int | None = None
+    """What may be stored; None: nothing is, nor reused. Else the engine has a shape."""
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     inbox: Inbox = field(default_factory=Inbox)
     published: list[Message] = field(default_factory=list)
@@ -217,6 +265,11 @@ class House:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
+        self.store: Store | None = None
+        if self.store_bytes is not None:
+            assert self.engine.shape is not None
+            index = PrefixIndex(self.engine.shape)
+            self.store = Store(self.engine, index, self.store_bytes, self.inbox.put)
         self.loop = Loop(
             model=Model(
                 facts=Facts("m", 100, 0, Capabilities()),
@@ -230,8 +283,10 @@ class House:
                     prefill_tokens=self.prefill_tokens,
                     bytes_max=self.bytes_max,
                     row_bytes=self.engine.row_bytes,
-                )
+                ),
+                self.store.index if self.store else None,
             ),
+            store=self.store,
             incarnation=INCARNATION,
             inbox=self.inbox,  # type: ignore[arg-type]
             publish=self._publish,
@@ -257,10 +312,15 @@ class House:
         draw: Draw = Draw(),  # noqa: B008
         priority: int = 0,
         deadline_s: float | None = None,
+        tokens: tuple[int, ...] = (),
+        salt: str = "",
+        boundaries: tuple[int, ...] = (),
     ) -> None:
-        """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one."""
-        first = 1000 * (1 + len(self.engine.prompts))
-        tokens = tuple(range(first, first + prompt)) if like is None else self.engine.prompts[like]
+        """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one, or
+        it has `tokens`."""
+        first = 100_000 * (1 + len(self.engine.prompts))
+        if not tokens:
+            tokens = tuple(range(first, first + prompt)) if like is None else self.engine.prompts[like]
         self.engine.prompts[id], self.engine.scripts[id] = tokens, script
         request = Prepared(
             id=id,
@@ -271,6 +331,8 @@ class House:
             end_tokens=frozenset((END,)),
             priority=priority,
             deadline_s=deadline_s,
+            salt=salt,
+            boundaries=boundaries,
         )
         self.inbox.put(Submit(request))
 
@@ -289,6 +351,10 @@ class House:
         assert len(self.loop.scheduler) == 0
         assert self.engine.prefilled == {}
         assert self.engine.decoding == {}
+        if self.store:
+            held = [item for item in self.store.index._tree.items.values() if item.holds]
+            assert held == []
+            assert self.store.index.ram_bytes <= self.store.ram_max
         counters = self.loop.counters
         assert (counters.running, counters.waiting, counters.cache_bytes) == (0, 0, 0)
 

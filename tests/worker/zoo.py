@@ -9,6 +9,7 @@ between the two tokens' logits where upstream stood: a gap near zero is a tie th
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from tests.models.configs import CONFIGS
 from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle
-from worker.contract import Draw, Engine, Model
+from worker.caches.items import Shape
+from worker.contract import Cut, Draw, Engine, Model, Piece
 from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
@@ -59,6 +61,34 @@ class Difference:
     said: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What was stored of a row that had been fed `tokens`."""
+
+    tokens: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
+    cuts: tuple[Cut, ...]
+    states: Cut | None
+
+    def stops(self, shape: Shape) -> list[int]:
+        """The positions from which a row can go on."""
+        whole = {
+            at
+            for (_, last), cut in zip(self.runs, self.cuts, strict=True)
+            for at in range(cut.whole_from, last)
+        }
+        stops = [len(self.tokens)] if shape.has_states else range(1, len(self.tokens) + 1)
+        return [at for at in stops if whole.issuperset(range(max(0, at - shape.window), at))]
+
+    def pieces(self, until: int) -> list[Piece]:
+        runs = zip(self.runs, self.cuts, strict=True)
+        return [
+            Piece(cut.payload, first, last, min(last, until) - first)
+            for (first, last), cut in runs
+            if first < until
+        ]
+
+
 class Life:
     """Plays jobs on an engine, in an order that `rng` draws, and holds the engine to its contract.
 
@@ -73,6 +103,8 @@ class Life:
         self._prefilled: dict[str, int] = {}
         self._started: set[str] = set()
         self._fed: set[str] = set()
+        self._kept: list[Kept] = []
+        self.restored = 0
         self.answers: dict[str, list[int]] = {name: [] for name in self._jobs}
 
     def play(self, *, calm: bool = False) -> dict[str, list[int]]:
@@ -82,6 +114,7 @@ class Life:
             self._prefill()
             self._start()
             if not calm:
+                self._keep()
                 self._disturb()
             if self._started:
                 self._step()
@@ -99,10 +132,40 @@ class Life:
                 self._engine.fork(parent, name)
                 self._prefilled[name] = self._prefilled[parent]
             elif self._rng.random() < 0.2:
-                self._prefilled[name] = 0
+                self._prefilled[name] = self._restore(name)
             else:
                 continue
             self._waiting.remove(name)
+
+    def _keep(self) -> None:
+        """Store some rows as they stand, in runs of any length."""
+        shape = self._engine.shape
+        for name in [*self._prefilled, *sorted(self._started)]:
+            fed = self._tokens(name)[: self._prefilled.get(name)]
+            if name in self._started and name not in self._fed:
+                fed = fed[:-1]
+            if shape is None or not fed or self._rng.random() > 0.05:
+                continue
+            borders = sorted({0, len(fed), *(self._rng.randint(0, len(fed)) for _ in range(3))})
+            runs = tuple(itertools.pairwise(borders))
+            cuts, states = self._engine.cut(name, runs, states=shape.has_states)
+            self._kept.append(Kept(fed, runs, tuple(cuts), states))
+
+    def _restore(self, name: str) -> int:
+        """Begin with what was stored of any row that began alike, if there is such; how many tokens."""
+        tokens, shape = self._tokens(name), self._engine.shape
+        found = [
+            (kept, at)
+            for kept in self._kept
+            for at in (kept.stops(shape) if shape else ())
+            if at < len(tokens) and kept.tokens[:at] == tokens[:at]
+        ]
+        if not found:
+            return 0
+        kept, at = self._rng.choice(found)
+        self._engine.restore(name, kept.pieces(at), kept.states.payload if kept.states else None)
+        self.restored += 1
+        return at
 
     def _may_begin_as(self, name: str, parent: str) -> bool:
         done = self._prefilled[parent]
@@ -244,7 +307,8 @@ def _main() -> None:
                     count += 1
                     told = "sampled" if found.job.draw != _GREEDY else f"gap {gap(architecture, found):.2g}"
                     print(f"{architecture} seed {seed}: {found.job.name}, token {found.index}, {told}")
-            print(f"{architecture}: {arguments.seeds} seeds, {count} rows differ", flush=True)
+            shape = model.engine.shape
+            print(f"{architecture}: {arguments.seeds} seeds, {count} rows differ; {shape}", flush=True)
 
 
 if __name__ == "__main__":

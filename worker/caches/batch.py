@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from worker.caches.layers import Layer, batch_layer
-from worker.caches.positional import Order, Seats
+from worker.caches.layers import Layer, StateLayer, batch_layer
+from worker.caches.positional import Order, PositionalLayer, Seats
 
 RowCaches = list[Any]
 """One cache per layer of a single row, of whatever classes upstream's model makes."""
+
+
+def leaf_caches(caches: Iterable[Any]) -> Iterator[Any]:
+    """The caches of a single row, those that a layer is made of one by one."""
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            yield from leaf_caches(cache.caches)
+        else:
+            yield cache
 
 
 class Batch:
@@ -53,6 +62,17 @@ class Batch:
     def extract(self, row: int, fresh: RowCaches) -> RowCaches:
         """A row's own caches, detached from the batch. `fresh`: empty caches of a single row."""
         return [layer.extract(row, like) for layer, like in zip(self._layers, fresh, strict=True)]
+
+    def columns(self, row: int, first: int, last: int) -> list[list[mx.array]]:
+        """Of each layer that has them; see `PositionalLayer.columns`."""
+        return [part.columns(row, first, last) for part in self._parts() if isinstance(part, PositionalLayer)]
+
+    def states(self, row: int) -> list[Any]:
+        """The state of a row in each other layer, as upstream's cache of a single row gives it out."""
+        return [part.cache.extract(row).state for part in self._parts() if isinstance(part, StateLayer)]
+
+    def _parts(self) -> list[Layer]:
+        return [part for layer in self._layers for part in layer.parts()]
 
     @property
     def state(self) -> list[Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.caches.batch import RowCaches
+from worker.caches.batch import RowCaches, leaf_caches
 from worker.caches.grouping import columns_for
 
 
@@ -34,7 +32,7 @@ def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
     caches = make_prompt_cache(model) if caches is None else caches
     model(mx.array([[0]], mx.uint32), cache=caches)
     fixed, growing = 0, []
-    for cache in _parts(caches):
+    for cache in leaf_caches(caches):
         if not hasattr(cache, "update_and_fetch"):
             fixed += cache.nbytes
         elif not cache.empty():
@@ -42,11 +40,3 @@ def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
             most = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
             growing.append((cache.nbytes // leaf.shape[2], most))
     return RowCost(fixed, tuple(growing))
-
-
-def _parts(caches: RowCaches) -> Iterator[Any]:
-    for cache in caches:
-        if hasattr(cache, "caches"):
-            yield from _parts(list(cache.caches))
-        else:
-            yield cache

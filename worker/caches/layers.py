@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from worker.caches.positional import Order, PositionalLayer, Seats
+from worker.caches.positional import Order, PositionalLayer, Seats, is_positional
 
 
 class StateLayer:
@@ -31,12 +32,30 @@ class StateLayer:
         """See `PositionalLayer.reseat`."""
         if joining:
             merged = self._like.merge(list(joining))
-            if old:
-                self.cache.extend(merged)
-            else:
+            if not old:
                 self.cache = merged
+            elif self._replace(order, old, merged):
+                return
+            else:
+                self.cache.extend(merged)
         if list(order) != list(range(old + len(joining))):
             self.cache.filter(mx.array(order, mx.int32))
+
+    def _replace(self, order: Order, old: int, merged: Any) -> bool:
+        """Write the joining rows over those that have left, if that is all there is to do.
+
+        A row's state is then all that is copied; `extend` and `filter` would copy everybody's, twice.
+        """
+        if len(order) != old or any(place != row < old for place, row in enumerate(order)):
+            return False
+        mine, theirs = _arrays(self.cache.state), _arrays(merged.state)
+        if mine.keys() != theirs.keys():
+            return False
+        for place, row in enumerate(order):
+            if row >= old:
+                for name, whole in mine.items():
+                    whole[place : place + 1] = theirs[name][row - old : row - old + 1]
+        return True
 
     def make_room(self) -> None:
         """Nothing grows here."""
@@ -45,6 +64,10 @@ class StateLayer:
         """See `PositionalLayer.extract`."""
         return self.cache.extract(row)
 
+    def parts(self) -> list[Layer]:
+        """See `CompositeLayer.parts`."""
+        return [self]
+
     @property
     def state(self) -> Any:
         return self.cache.state
@@ -52,6 +75,10 @@ class StateLayer:
     @property
     def nbytes(self) -> int:
         return int(self.cache.nbytes)
+
+
+def _arrays(state: Any) -> dict[str, mx.array]:
+    return {name: leaf for name, leaf in tree_flatten(state) if isinstance(leaf, mx.array)}
 
 
 class CompositeLayer:
@@ -88,6 +115,10 @@ class CompositeLayer:
         fresh.caches = tuple(part.extract(row, like) for part, like in parts)
         return fresh
 
+    def parts(self) -> list[Layer]:
+        """The caches it is made of, however deep."""
+        return [leaf for part in self._parts for leaf in part.parts()]
+
     @property
     def state(self) -> list[Any]:
         return [part.state for part in self._parts]
@@ -108,12 +139,7 @@ def batch_layer(seats: Seats, like: Any) -> Layer:
     if hasattr(like, "caches"):
         return CompositeLayer(seats, like)
     if hasattr(like, "update_and_fetch"):
-        # Some keep their first tokens whatever the window, or tell the model where they start as one number.
-        if (
-            getattr(like, "keep", 0)
-            or hasattr(like, "start_position")
-            or not hasattr(like, "keys_and_values")
-        ):
+        if not is_positional(like):
             raise ValueError(f"{type(like).__name__} has no place for rows of unequal lengths")
         return PositionalLayer(seats, like)
     if not all(hasattr(like, able) for able in ("merge", "extend", "filter", "extract")):

@@ -140,6 +140,10 @@ class PositionalLayer:
     def nbytes(self) -> int:
         return sum(leaf.nbytes for leaf in self._leaves)
 
+    def parts(self) -> list[Any]:
+        """See `CompositeLayer.parts`."""
+        return [self]
+
     # --- what the batch uses ---
 
     @property
@@ -158,7 +162,7 @@ class PositionalLayer:
 
     def reseat(self, order: Order, old: int, joining: Sequence[Any]) -> None:
         """Seat the rows anew, of which there were `old`; the seats stand at the new ones already."""
-        news = {place: _temporal(joining[row - old]) for place, row in enumerate(order) if row >= old}
+        news = {place: temporal(joining[row - old]) for place, row in enumerate(order) if row >= old}
         filled = next((leaves for leaves in news.values() if leaves), None)
         if not order or (not self._leaves and filled is None):
             self._leaves = []
@@ -181,20 +185,19 @@ class PositionalLayer:
 
     def extract(self, row: int, fresh: Any) -> Any:
         """A copy of a row that pins nothing of the batch, in `fresh`, an empty cache of a single row."""
-        if not self._leaves:
-            return fresh
-        first = self._seats.column - min(self._seats.lengths[row], self._reach)
-        copied = [leaf[mx.array([row])] for leaf in self._leaves]
-        parts = [mx.contiguous(self._columns_of(leaf, first)) for leaf in copied]
-        if self._window is not None and self._seats.lengths[row] >= self._window:
-            # Upstream's is as wide as the window; its oldest column is written over before it is looked at.
-            parts = [mx.concatenate([part[:, :, :1], part], axis=2) for part in parts]
-        _, _, _, *rest = fresh.state
-        if self._window is not None:
-            rest[-1] = parts[0].shape[2]
-        pair = (tuple(parts[:3]), tuple(parts[3:])) if self._quantized else (parts[0], parts[1])
-        fresh.state = (*pair, self._seats.lengths[row], *rest)
+        length = self._seats.lengths[row]
+        parts = [mx.contiguous(leaf) for leaf in self.columns(row, 0, length)]
+        fill(fresh, parts, length)
         return fresh
+
+    def columns(self, row: int, first: int, last: int) -> list[mx.array]:
+        """A row's leaves for its positions from `first` to before `last`, as far as they are there: parts of
+        the buffers, which must be computed before these are written to."""
+        length = self._seats.lengths[row]
+        shift = self._seats.column - length
+        first = max(first, length - min(length, self._reach))
+        mine = [leaf[row : row + 1] for leaf in self._leaves]
+        return [self._columns_of(leaf, first + shift, last + shift) for leaf in mine]
 
     # --- where things lie ---
 
@@ -236,11 +239,9 @@ class PositionalLayer:
             yield first, place, count
             first += count
 
-    def _columns_of(self, leaf: mx.array, first: int) -> mx.array:
-        """The columns of `leaf` from `first` to before the next token's, in their order."""
-        runs = [
-            leaf[:, :, place : place + count] for _, place, count in self._runs(first, self._seats.column)
-        ]
+    def _columns_of(self, leaf: mx.array, first: int, last: int) -> mx.array:
+        """The columns of `leaf` from `first` to before `last`, in their order."""
+        runs = [leaf[:, :, place : place + count] for _, place, count in self._runs(first, last)]
         return mx.concatenate(runs, axis=2) if len(runs) > 1 else runs[0] if runs else leaf[:, :, :0]
 
     def _fits(self, rows: int) -> bool:
@@ -267,7 +268,7 @@ class PositionalLayer:
         if old:
             rows = mx.array([max(row, 0) for row in order]) if order else slice(len(self._seats.lengths))
             first_held = first if self._is_ring else max(first, self._base)
-            held = [self._columns_of(leaf, first_held)[rows] for leaf in old]
+            held = [self._columns_of(leaf, first_held, self._seats.column)[rows] for leaf in old]
         columns = self._columns_needed()
         slots = int(grouping.SLACK * len(self._seats.lengths))
         self._leaves = [mx.zeros((slots, leaf.shape[1], columns, leaf.shape[3]), leaf.dtype) for leaf in like]
@@ -288,7 +289,18 @@ class PositionalLayer:
             self._leaves[index][rows, :, place : place + count] = part
 
 
-def _temporal(row: Any) -> list[mx.array]:
+def is_positional(like: Any) -> bool:
+    """Whether a single row's cache keeps something for each token, in columns that are all alike."""
+    # Some keep their first tokens whatever the window, or tell the model where they start as one number.
+    return (
+        hasattr(like, "update_and_fetch")
+        and hasattr(like, "keys_and_values")
+        and not hasattr(like, "start_position")
+        and not getattr(like, "keep", 0)
+    )
+
+
+def temporal(row: Any) -> list[mx.array]:
     """The leaves of a single row's cache, oldest token first; none if it is empty."""
     if row.empty():
         return []
@@ -298,3 +310,19 @@ def _temporal(row: Any) -> list[mx.array]:
     if next_place is None or next_place >= leaves[0].shape[2]:
         return leaves
     return [mx.concatenate([leaf[:, :, next_place:], leaf[:, :, :next_place]], axis=2) for leaf in leaves]
+
+
+def fill(fresh: Any, leaves: Sequence[mx.array], length: int) -> None:
+    """Put a row of `length` tokens into an empty cache. `leaves`: of all of them, or of what its window sees
+    of them before the next token, oldest first; nobody else may write to them."""
+    if not leaves or not length:
+        return
+    parts, window = list(leaves), getattr(fresh, "max_size", None)
+    _, _, _, *rest = fresh.state
+    if window is not None:
+        if length >= window:
+            # Upstream's is as wide as the window; its oldest column is written over before it is looked at.
+            parts = [mx.concatenate([part[:, :, :1], part], axis=2) for part in parts]
+        rest[-1] = parts[0].shape[2]
+    pair = (tuple(parts[:3]), tuple(parts[3:])) if len(parts) > 2 else (parts[0], parts[1])
+    fresh.state = (*pair, length, *rest)

@@ -1,0 +1,162 @@
+"""Random conversations on the tiny models of every architecture, with a prefix cache, held against upstream.
+
+    python -m tests.worker.conversations --seeds 100 --architecture jamba
+
+Turns that grow, branch off an earlier one, are cut short or asked again, several at a time, while little
+memory makes prefixes be forgotten. Whatever was reused, an answer is what upstream says alone and cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from protocol.messages import Delta, Events, Finished, Message
+from tests.models.fixtures import model_folder
+from tests.oracle import Oracle
+from tests.worker.engines import Inbox
+from tests.worker.zoo import ARCHITECTURES, load
+from worker import reuse, sharing
+from worker.caches.prefix import PrefixIndex
+from worker.commands import Submit
+from worker.contract import Draw, Model, Prepared
+from worker.loop import Loop
+from worker.preload import preload_openblas
+from worker.scheduler import Policy, Scheduler
+
+TURNS = 18
+PROMPT_TOKENS_MAX = 130
+ANSWER_TOKENS_MAX = 10
+_VOCABULARY = 2000
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request, what it was answered, and how much of it was reused."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    cached: int
+    boundaries: tuple[int, ...]
+
+
+@contextmanager
+def small_steps() -> Iterator[None]:
+    """So that prompts this short are cut, stored and shared as long ones are."""
+    with (
+        mock.patch.multiple(
+            sharing, REUSED_TOKENS_MIN=2, AWAITED_TOKENS_MIN=8, CUT_NEAR=2, SHORT_TOKENS_MAX=4
+        ),
+        mock.patch.multiple(sharing, LONG_TOKENS=64),
+        mock.patch.multiple(reuse, BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8),
+    ):
+        yield
+
+
+def converse(model: Model, rng: random.Random) -> list[Turn]:
+    """Play some conversations, most of them greedy turns; sampled ones only lend their prefixes."""
+    assert model.engine.shape is not None
+    inbox, said = Inbox(), list[Message]()
+    store = reuse.Store(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
+    policy = Policy(rows_max=rng.randint(1, 5), prefill_tokens=rng.choice((16, 64)))
+    loop = Loop(
+        model=model,
+        scheduler=Scheduler(policy, store.index),
+        incarnation="w",
+        inbox=inbox,  # type: ignore[arg-type]
+        publish=said.append,
+        backlog=lambda: 0,
+        store=store,
+    )
+    known: list[tuple[int, ...]] = [()]
+    asked: dict[str, Prepared] = {}
+    turns: list[Turn] = []
+    while len(turns) < TURNS:
+        for number in range(rng.randint(1, 4)):
+            request = _request(f"{len(asked)}", known, rng, alone=number == 0)
+            asked[request.id] = request
+            inbox.put(Submit(request))
+        loop.run()
+        new = [_turn(request, said) for request in asked.values() if request.id in _ended(said)]
+        known += [(*turn.prompt, *turn.answer) for turn in new[len(turns) :]]
+        turns = new
+    assert model.engine.cache_bytes() == 0
+    store.clear()
+    assert store.index.ram_bytes == 0
+    greedy = [request.draw == Draw() for request in asked.values()]
+    return [turn for turn, is_greedy in zip(turns, greedy, strict=True) if is_greedy]
+
+
+def _request(id: str, known: list[tuple[int, ...]], rng: random.Random, *, alone: bool) -> Prepared:
+    begun = rng.choice(known[-6:] if alone else known)
+    begun = begun[: rng.choice((len(begun), rng.randint(0, len(begun))))]
+    more = rng.choice((0, 1, rng.randint(1, 40)))
+    tokens = (*begun, *(rng.randrange(_VOCABULARY) for _ in range(more)))[:PROMPT_TOKENS_MAX] or (7,)
+    borders = {rng.randint(1, len(tokens)) for _ in range(2)} - {len(tokens)}
+    return Prepared(
+        id=id,
+        tokens=tokens,
+        draw=Draw() if rng.random() < 0.8 else Draw(temperature=1.0, seed=rng.getrandbits(40)),
+        stop=(),
+        max_tokens=rng.randint(1, ANSWER_TOKENS_MAX),
+        end_tokens=frozenset(),
+        boundaries=tuple(sorted(borders)),
+    )
+
+
+def _ended(said: list[Message]) -> dict[str, Finished]:
+    return {message.id: message for message in said if isinstance(message, Finished)}
+
+
+def _turn(request: Prepared, said: list[Message]) -> Turn:
+    deltas: list[Delta] = [
+        delta for message in said if isinstance(message, Events) for delta in message.deltas
+    ]
+    answer = tuple(token for delta in deltas if delta.id == request.id for token in delta.tokens)
+    cached = _ended(said)[request.id].usage.cached_tokens
+    return Turn(request.tokens, answer, cached, request.boundaries)
+
+
+def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> tuple[list[Turn], list[Turn]]:
+    """All turns of a scenario, and those whose answers are not what upstream says."""
+    with small_steps():
+        turns = converse(model, random.Random(f"{architecture} {seed} conversations"))
+    requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer)} for turn in turns]
+    oracle.ask(model_folder(architecture), requests)
+    answers = [tuple(answer["tokens"]) for answer in oracle.hear()]
+    wrong = [turn for turn, answer in zip(turns, answers, strict=True) if turn.answer != answer]
+    return turns, wrong
+
+
+def _main() -> None:
+    preload_openblas(sys.argv)
+    parser = argparse.ArgumentParser(description="Random conversations, held against upstream alone.")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--architecture", action="append", choices=ARCHITECTURES)
+    arguments = parser.parse_args()
+    with Oracle() as oracle:
+        for architecture in arguments.architecture or ARCHITECTURES:
+            model = load(architecture)
+            if model.engine.shape is None:
+                print(f"{architecture}: nothing can be reused", flush=True)
+                continue
+            count = cached = tokens = 0
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+                turns, wrong = differences(model, architecture, seed, oracle)
+                count += len(wrong)
+                cached += sum(turn.cached for turn in turns)
+                tokens += sum(len(turn.prompt) for turn in turns)
+                for turn in wrong:
+                    print(f"{architecture} seed {seed}: {turn}")
+            share = cached / max(1, tokens)
+            print(f"{architecture}: {arguments.seeds} seeds, {count} differ, {share:.0%} cached", flush=True)
+
+
+if __name__ == "__main__":
+    _main()
