@@ -27,7 +27,11 @@ class Answer:
 
     sent_at: float = 0.0
     pieces: list[float] = field(default_factory=list)
+    text: str = ""
+    """All of it, reasoning too."""
     prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """Those of the prompt that were not computed anew, where the server says so."""
     tokens: int = 0
     resets: int = 0
     underway_pieces: int = 1
@@ -46,10 +50,14 @@ class Answer:
         if (usage := event.get("usage")) is not None:
             self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
             self.tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         for choice in event.get("choices") or ():
             delta = choice["delta"]
-            if any(delta.get(part) for part in ("content", "reasoning", "reasoning_content")):
+            # Those who send reasoning under both names send the same text twice.
+            said = [delta[part] for part in ("content", "reasoning", "reasoning_content") if delta.get(part)]
+            if said:
                 self.pieces.append(time.perf_counter())
+                self.text += said[0]
         if len(self.pieces) >= self.underway_pieces:
             self.underway.set()
 
@@ -67,18 +75,18 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
 async def ask(
     http: httpx.AsyncClient,
     server: Server,
-    text: str,
+    prompt: str | Sequence[Mapping[str, Any]],
     max_tokens: int,
     answer: Answer | None = None,
     **fields: Any,
 ) -> Answer:
     """Stream one greedy chat answer to its end, from a new connection where one is reset before any text.
 
-    Raises `httpx.HTTPError` or `RuntimeError`.
+    `prompt`: what the user says, or all messages. Raises `httpx.HTTPError` or `RuntimeError`.
     """
     answer = answer or Answer()
     body = {
-        "messages": [{"role": "user", "content": text}],
+        "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt),
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,

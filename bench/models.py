@@ -21,11 +21,18 @@ CONTEXT = 32_768
 WORDS = 1987
 """Ids below this are ordinary text in the tests' tokenizer."""
 
+# Sections change nothing where there are no images, but `mlx_vlm` loads no hybrid model without them.
+_MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [3, 3, 2],
+}
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("dense", {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}),
-    "hybrid": ("hybrid", {"hidden_size": 256, "intermediate_size": 768}),
+    "hybrid": ("hybrid", {"hidden_size": 256, "intermediate_size": 768, "rope_parameters": _MROPE}),
     "dense-small": ("dense", {}),
-    "hybrid-small": ("hybrid", {}),
+    "hybrid-small": ("hybrid", {"rope_parameters": _MROPE}),
     "wide": ("dense", {"vocab_size": VOCABULARY_WIDE}),
 }
 NAMES = tuple(_SIZES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -64,18 +66,46 @@ def socket_folder() -> Iterator[Path]:
 
 def wait_for(url: str, process: psutil.Process | None = None) -> None:
     """Until `url` answers 200. Raises `TimeoutError`, or `ChildProcessError` when `process` has ended."""
-    deadline = time.monotonic() + START_S_MAX
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         try:
             with urllib.request.urlopen(url, timeout=1) as answer:
                 if answer.status == 200:
-                    return
+                    return True
         except (urllib.error.URLError, OSError):
             pass
         if process is not None and process.status() == psutil.STATUS_ZOMBIE:
             raise ChildProcessError(f"the server of {url} has ended")
+        return False
+
+    _wait_until(answers, f"{url} did not answer 200")
+
+
+def kill_worker(url: str, after_s: float) -> None:
+    """SIGKILL to the worker of our gateway at `url`, so many seconds from now; back when another one serves.
+
+    Raises `TimeoutError`, or `ProcessLookupError` when there is no worker to kill.
+    """
+    killed = _serving_worker(url)
+    if killed is None:
+        raise ProcessLookupError(f"no worker serves {url}")
+    time.sleep(after_s)
+    os.kill(killed, signal.SIGKILL)
+    _wait_until(lambda: _serving_worker(url) not in (None, killed), f"no other worker served {url}")
+
+
+def _serving_worker(url: str) -> int | None:
+    with urllib.request.urlopen(f"{url}/v1/status", timeout=START_S_MAX) as answer:
+        workers = json.load(answer)["workers"]
+    return next((int(worker["pid"]) for worker in workers if worker["state"] == "ready"), None)
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + START_S_MAX
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{otherwise} within {START_S_MAX} s")
         time.sleep(0.05)
-    raise TimeoutError(f"{url} did not answer 200 within {START_S_MAX} s")
 
 
 def cpu_s(process: psutil.Process) -> float:

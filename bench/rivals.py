@@ -27,23 +27,30 @@ class Server:
 
 
 @contextlib.contextmanager
-def servers(folder: Path, rows_max: int, names: Sequence[str] = NAMES) -> Iterator[list[Server]]:
-    """Those named, all up at once; idle ones wait on a queue."""
+def servers(
+    folder: Path, rows_max: int, names: Sequence[str] = NAMES, *, reuse: bool = False
+) -> Iterator[list[Server]]:
+    """Those named, all up at once; idle ones wait on a queue. What they keep on disk goes when they go.
+
+    `reuse`: prefix caches that have to be switched on are.
+    """
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(_server(name, folder, rows_max)) for name in names]
+        yield [stack.enter_context(_server(name, folder, rows_max, reuse)) for name in names]
 
 
 @contextlib.contextmanager
-def _server(name: str, folder: Path, rows_max: int) -> Iterator[Server]:
+def _server(name: str, folder: Path, rows_max: int, reuse: bool) -> Iterator[Server]:
     port, rows = free_port(), str(rows_max)
     url = f"http://127.0.0.1:{port}"
     where = ["--model", str(folder), "--port", str(port)]
     fields: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+        own = stack.enter_context(socket_folder())
         match name:
             case "roundhouse":
-                line = f"ipc://{stack.enter_context(socket_folder())}/line"
-                flags = ["--endpoint", line, "--max-running", rows, "--log-level", "warning"]
+                flags = ["--endpoint", f"ipc://{own}/line", "--max-running", rows, "--log-level", "warning"]
+                # Its own each time: every run sends the same prompts, and must find none of the last run's.
+                flags += ["--prefix-cache-dir", str(own / "prefixes")]
                 server = running("deploy", ["serve", *where, *flags])
                 ready, fields = "/ready", {"ignore_eos": True}
             case "mlx_lm.server":
@@ -51,7 +58,8 @@ def _server(name: str, folder: Path, rows_max: int) -> Iterator[Server]:
                 ready = "/health"
             case "mlx_vlm.server":
                 flags = ["--host", "127.0.0.1", "--max-num-seqs", rows]
-                server = running(name, [*where, *flags], _blas(), silent=True)
+                cache = {"APC_ENABLED": "1", "APC_DISK_PATH": str(own / "prefixes")} if reuse else {}
+                server = running(name, [*where, *flags], _blas() | cache, silent=True)
                 ready, fields = "/health", {"model": str(folder)}
             case _:
                 raise ValueError(f"no server is called {name!r}; there are {', '.join(NAMES)}")

@@ -1,0 +1,48 @@
+"""An agent's conversation: a long system prompt with tools, then call after call and result after result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+
+def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": "string", "description": about} for key, about in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": schema},
+    }
+
+
+TOOLS = [
+    _tool("read_file", "Read a text file of the project.", path="Where it is, from the root."),
+    _tool("write_file", "Write a text file anew.", path="Where it shall be.", text="All that it shall hold."),
+    _tool("list_folder", "List the files of a folder.", path="The folder, from the root."),
+    _tool("search", "Find lines in all files.", pattern="A regular expression.", path="The folder."),
+    _tool("run_command", "Run a command and return what it prints.", command="The line for the shell."),
+    _tool("fetch_page", "Fetch a page of the manual as text.", address="Its address."),
+]
+
+
+def opening(system: str, question: str) -> list[Message]:
+    """The messages of the first turn."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+
+def grown(messages: Sequence[Message], answer: str, argument: str, result: str) -> list[Message]:
+    """The next turn: the assistant has said `answer` and called a tool, which came back with `result`."""
+    id = f"call_{len(messages)}"
+    function = {"name": "run_command", "arguments": json.dumps({"command": argument})}
+    call = {"id": id, "type": "function", "function": function}
+    said = {"role": "assistant", "content": answer, "tool_calls": [call]}
+    return [*messages, said, {"role": "tool", "tool_call_id": id, "content": result}]
+
+
+def estranged(messages: Sequence[Message], words: str) -> list[Message]:
+    """The same, but for the first words of all: as long, and sharing no prefix with the other."""
+    first = messages[0]
+    return [{**first, "content": f"{words} {first['content']}"}, *messages[1:]]
