@@ -105,8 +105,8 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of a prompt had been computed before.
 
-    `tokens` of it were. `tier`: `disk` if any of it had to be read from there, else `ram`; `none` where nothing
-    was reused. `miss` says why it was not more; it is empty where all was.
+    `tokens` of it were. `tier`: `disk` if any of it had to be read from there, else `ram`; `none` where
+    nothing was reused. `miss` says why it was not more; it is empty where all was.
     """
 
     tokens: Count = 0
@@ -184,7 +184,10 @@ class Generate(Message, frozen=True):
     """One request. `messages` is the canonical conversation; `prompt` (text) takes its place for raw
     completion. `max_tokens` None means until the context is full. Of several waiting, the smallest `priority`
     is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared between
-    requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten."""
+    requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten.
+
+    `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
+    deltas numbered from 0 again, as if nothing had happened; its usage counts them."""
 
     id: str
     sampling: Sampling
@@ -200,6 +203,7 @@ class Generate(Message, frozen=True):
     deadline_s: float | None = None
     cache_salt: str = ""
     cache_pin: bool = False
+    resume: list[int] = []
 
 
 class Cancel(Message, frozen=True):

@@ -22,9 +22,16 @@ class Answer:
     first_token_at: float | None = None
     sequence: int = 0
 
+    def replay(self) -> str | None:
+        """Go through what another worker has answered, which is text already; why it was the end, if it was."""
+        reason = None
+        for count, token in enumerate(self.row.request.resume, start=1):
+            _, reason = self._advance(token, count, fits=True)
+        return reason
+
     def gain(self, token: int, likelihood: Likelihood | None, *, fits: bool) -> tuple[Delta, str | None]:
         """What a token brings and, where it is the last one, why. `fits`: there is memory for more."""
-        text, reason = self._advance(token, fits)
+        text, reason = self._advance(token, len(self.row.answered), fits=fits)
         # The end of an answer is no token of it, and only the worker knows which tokens are ends.
         is_end = token in self.row.request.end_tokens
         reported = [] if likelihood is None or is_end else [self._spell(token, likelihood)]
@@ -38,14 +45,14 @@ class Answer:
         self.sequence += 1
         return delta, reason
 
-    def _advance(self, token: int, fits: bool) -> tuple[str, str | None]:
+    def _advance(self, token: int, count: int, *, fits: bool) -> tuple[str, str | None]:
         request, pipeline = self.row.request, self.pipeline
         if token in request.end_tokens:
             return pipeline.flush(), "stop"
         text = pipeline.push(token)
         if pipeline.stopped:
             return text, "stop"
-        if len(self.row.answered) >= request.max_tokens or not fits:
+        if count >= request.max_tokens or not fits:
             return text + pipeline.flush(), "length"
         return text, None
 

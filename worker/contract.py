@@ -55,7 +55,7 @@ class Prepared:
     several waiting the smallest `priority` goes first. `deadline_s`: seconds from its arrival after which it
     is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
     `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
-    `pin`: what is stored of them is kept as long as possible.
+    `pin`: what is stored of them is kept as long as possible. `resume`: what another worker has answered.
     """
 
     id: str
@@ -69,6 +69,7 @@ class Prepared:
     salt: str = ""
     pin: bool = False
     boundaries: tuple[int, ...] = ()
+    resume: tuple[int, ...] = ()
 
 
 class Preparer(Protocol):

@@ -212,6 +212,7 @@ class FakePreparer:
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
+            resume=tuple(request.resume),
             script=script,
         )
 

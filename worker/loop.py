@@ -153,14 +153,17 @@ class Loop:
         try:
             pipeline = self.model.open_pipeline(request)
             row = self.scheduler.add(request, now)
+            answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
+            ended = answer.replay()
         except RequestError as error:
             self._publish_failure(request.id, error.code, error.message)
         except Exception as error:  # the request boundary: its fault, its failure
             log.exception("%s: no output pipeline", request.id)
-            self._publish_failure(request.id, Code.ENGINE_ERROR, _wording(error))
+            self._fail_row(request.id, Code.ENGINE_ERROR, _wording(error))
         else:
-            self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
-            if self.store:
+            if ended is not None:
+                self._finish(request.id, ended)
+            elif self.store:
                 self.store.fetch(row)
 
     def _leave(self, id: str, *, keeps: bool = True) -> None:

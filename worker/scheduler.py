@@ -82,17 +82,19 @@ class Scheduler:
         """A request joins its queue. Raises `RequestError` for one that could never run."""
         if request.id in self._rows:
             raise ValueError(f"row {request.id} is there already")
-        if self._ledger.needs(len(request.tokens)) > self._ledger.bytes_max:
-            raise self._too_long(len(request.tokens))
+        tokens = (*request.tokens, *request.resume)
+        if self._ledger.needs(len(tokens)) > self._ledger.bytes_max:
+            raise self._too_long(len(tokens))
         number = next(self._arrivals)
-        digest = hash(request.tokens)
+        digest = hash(tokens)
         row = Row(
             request=request,
             order=(request.priority, number),
-            family=self._family(request.tokens, digest, number),
+            family=self._family(tokens, digest, number),
             digest=digest,
-            tokens=request.tokens,
-            length=len(request.tokens),
+            tokens=tokens,
+            length=len(tokens),
+            answered=list(request.resume),
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         if self._sharing:

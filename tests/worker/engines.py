@@ -315,6 +315,7 @@ class House:
         tokens: tuple[int, ...] = (),
         salt: str = "",
         boundaries: tuple[int, ...] = (),
+        resume: tuple[int, ...] = (),
     ) -> None:
         """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one, or
         it has `tokens`."""
@@ -333,6 +334,7 @@ class House:
             deadline_s=deadline_s,
             salt=salt,
             boundaries=boundaries,
+            resume=resume,
         )
         self.inbox.put(Submit(request))
 

@@ -139,6 +139,7 @@ class TextPreparer:
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
+            resume=tuple(request.resume),
             boundaries=self._boundaries(request, text, tokens),
         )
 
