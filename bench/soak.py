@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -146,6 +147,8 @@ def main() -> None:
     parser.add_argument("--in-process", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    # A prefix cache grows until it is full. These are full before the warm part ends.
+    os.environ |= {"ROUNDHOUSE_PREFIX_CACHE_RAM": "16MiB", "ROUNDHOUSE_PREFIX_CACHE_DISK": "32MiB"}
     if options.samples:
         preload_openblas(sys.argv)
         print(json.dumps(soak_in_process(options.model, options.requests, options.concurrency)))

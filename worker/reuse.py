@@ -36,7 +36,7 @@ _RAM_DEFAULT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be stored: bytes in memory (None: half of what the model leaves for caches) and on the disk,
+    """What may be stored: bytes in memory (None: a quarter of what the model leaves for caches) and on the disk,
     in `folder`."""
 
     ram: int | None
@@ -254,7 +254,7 @@ def open_store(model: Model, limits: Limits, post: Callable[[Command], None]) ->
         return None
     ram_max = limits.ram
     if ram_max is None:
-        ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max // 2
+        ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max // 4
     disk = None
     if limits.disk and facts.fingerprint:
         disk = DiskTier(limits.folder / facts.fingerprint, facts.fingerprint)

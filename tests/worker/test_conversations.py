@@ -1,4 +1,4 @@
-"""Every architecture of the zoo: cold and warm answers are the same, whatever is reused of whatever is stored."""
+"""Every architecture of the zoo: cold and warm answers are the same, whatever is reused of what is stored."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     python -m tests.worker.zoo --seeds 100 --architecture jamba --architecture llama4
 
 plays a hundred seeds on each (on all without `--architecture`) and tells every row that differs, with the gap
-between the two tokens' logits where upstream stood: a gap near zero is a tie that rounding decides.
+between the two tokens where upstream stood (`borders` for sampled rows): one near zero is a tie that rounding
+decides.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tests.models.configs import CONFIGS
 from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle
+from tests.worker.borders import distance
 from worker.caches.items import Shape
 from worker.contract import Cut, Draw, Engine, Model, Piece
 from worker.preload import preload_openblas
@@ -280,7 +284,8 @@ def _difference(job: Job, expected: Sequence[int], said: Sequence[int]) -> Diffe
 
 
 def gap(architecture: str, found: Difference) -> float:
-    """How far upstream's logits of the two tokens are apart where a greedy row went another way."""
+    """Where a row went another way: how far upstream's logits of the two tokens are apart, or for a sampled
+    row without penalties how near the draw was to another token."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
@@ -288,7 +293,10 @@ def gap(architecture: str, found: Difference) -> float:
     network, _ = load_model(model_folder(architecture))
     tokens = mx.array([[*found.job.prompt, *found.expected[: found.index]]])
     logits = network(tokens, cache=make_prompt_cache(network))[0, -1]
-    return float(logits[found.expected[found.index]] - logits[found.said[found.index]])
+    if found.job.draw == _GREEDY:
+        return float(logits[found.expected[found.index]] - logits[found.said[found.index]])
+    exact = np.array(logits.astype(mx.float32)).astype(np.float64)
+    return distance(exact, found.job.draw, tokens.shape[1])
 
 
 def _main() -> None:
@@ -305,7 +313,8 @@ def _main() -> None:
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 for found in differences(model, architecture, seed, oracle):
                     count += 1
-                    told = "sampled" if found.job.draw != _GREEDY else f"gap {gap(architecture, found):.2g}"
+                    is_penalized = found.job.draw.repetition_penalty != 1
+                    told = "penalized" if is_penalized else f"gap {gap(architecture, found):.2g}"
                     print(f"{architecture} seed {seed}: {found.job.name}, token {found.index}, {told}")
             shape = model.engine.shape
             print(f"{architecture}: {arguments.seeds} seeds, {count} rows differ; {shape}", flush=True)
