@@ -8,6 +8,9 @@ seconds: `reach` is what makes chunks dearer as the context grows. The three are
 whole steps by normalized least mean squares, which corrects each in proportion to its part in the prediction,
 so that short calls say little of the price of long ones. A measurement counts within limits: one that is far
 off, because something was compiled or the machine was busy, neither stops prefill nor lets go of the target.
+
+How far off predictions are is learned too: of a machine that is busy with other things less is asked, so that
+all but a few steps keep to the target.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ GROWTH_MAX = 4
 """How many times the most tokens that were ever measured a step may take."""
 IDLE_S = 1.0
 """What a step may take when nobody decodes: a cancel waits as long."""
-TARGET_SHARE = 0.85
-"""The part of the target that is planned for; the rest is for predictions that are too low."""
+LATE_SHARE = 0.02
+"""Of the steps with prefill, how many may take longer than the target."""
 
 # A few sizes rather than any, for what is compiled or tuned by shape.
 _SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -33,6 +36,9 @@ _TOKENS = 128
 _REACH = 128 * 4096
 _RATE = 0.5
 _ERROR_BELOW, _ERROR_ABOVE = -0.5, 2.0
+MARGIN_FIRST, MARGIN_MIN, MARGIN_MAX = 1.18, 1.05, 1.6
+"""What a step may take over what was predicted: at the beginning, and the bounds."""
+_MARGIN_STEP = 0.04
 
 
 class Work(NamedTuple):
@@ -62,6 +68,8 @@ class Pace:
         self._tokens_measured = 0
         self._prices = [0.0, 0.0, 0.0]
         self._decode_s = 0.0
+        self._margin = MARGIN_FIRST
+        """What steps take over what was predicted, but for `LATE_SHARE` of them."""
 
     def seconds(self, work: Work) -> float:
         """What `work` will take; 0 while nothing was measured."""
@@ -70,7 +78,7 @@ class Pace:
     def budget(self, *, decoding: bool) -> Budget:
         """What the next step may spend on prefill."""
         known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
-        room_s = TARGET_SHARE * self._target_s - self._decode_s if decoding else IDLE_S
+        room_s = self._target_s / self._margin - self._decode_s if decoding else IDLE_S
         return Budget(self, room_s, min(self._tokens_max, known_max))
 
     def learn(self, seconds: float, *, decoded: bool, work: Work) -> None:
@@ -80,10 +88,18 @@ class Pace:
         decode step before it, and the next decode step finds its tokens ready.
         """
         if work.calls:
+            if decoded and self._tokens_measured:
+                self._learn_margin(seconds / max(1e-9, self._decode_s + self.seconds(work)))
             self._learn_prefill(max(0.0, seconds - self._decode_s * decoded), work)
         elif decoded:
             expected = self._decode_s or seconds
             self._decode_s = expected + _RATE * _limited(seconds - expected, expected)
+
+    def _learn_margin(self, ratio: float) -> None:
+        # Up by a large step or down by a small one: it rests where one is as much as all of the other.
+        is_late = ratio > self._margin
+        margin = self._margin + _MARGIN_STEP * (is_late - LATE_SHARE)
+        self._margin = min(max(margin, MARGIN_MIN), MARGIN_MAX)
 
     def _learn_prefill(self, seconds: float, work: Work) -> None:
         self._tokens_measured = max(self._tokens_measured, work.tokens)
