@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from deploy import launchd, service, systemd
 from deploy import serve as serving
 from deploy.supervise import Supervisor
 from protocol import logs, settings, sockets
@@ -21,6 +25,8 @@ KEY_FILES = ("gateway.key", "gateway.key_secret", "worker.key", "worker.key_secr
 # never drift apart; typer passes every word on, --help included.
 OWN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
+PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
 app = typer.Typer(
     name="roundhouse",
     help="An OpenAI-compatible server for MLX models that keeps the line open.",
@@ -28,6 +34,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+services = typer.Typer(help="Run it as a service: launchd on macOS, systemd on Linux.", no_args_is_help=True)
+app.add_typer(services, name="service")
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,6 +92,57 @@ def keys(
     except OSError as error:
         settings.exit_with(program, str(error))
     typer.echo(f"Keys of both ends are in {folder}. Whoever can read them may join the line.")
+
+
+@services.command(context_settings=PASSED_ON)
+def install(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files and change nothing.")] = False,
+) -> None:
+    """Start gateway and worker at login and keep them running. Takes the flags of serve: see serve --help."""
+    with _service_errors():
+        manager, jobs = _manager(), service.read(context.args, os.environ)
+        if dry_run:
+            for name, text in manager.files(service.masked(jobs)).items():
+                typer.echo(f"# {manager.folder / name}\n{text}")
+            return
+        changed = service.install(manager, jobs)
+        typer.echo(
+            "\n".join(f"installed {manager.folder / name}" for name in changed) or "nothing has changed"
+        )
+        typer.echo(manager.hint())
+
+
+@services.command()
+def remove() -> None:
+    """Stop what is installed and remove all of it."""
+    with _service_errors():
+        manager = _manager()
+        names = service.remove(manager)
+        typer.echo("\n".join(f"removed {manager.folder / name}" for name in names) or "nothing was installed")
+
+
+@services.command()
+def status() -> None:
+    """Say what is installed, what runs, since when, and how it last ended. Status 1 unless all runs."""
+    with _service_errors():
+        lines, runs = service.status(_manager())
+    typer.echo("\n".join(lines))
+    raise typer.Exit(0 if runs else 1)
+
+
+def _manager() -> service.Manager:
+    if sys.platform == "darwin":
+        return launchd.for_this_user()
+    return systemd.for_this_user()
+
+
+@contextlib.contextmanager
+def _service_errors() -> Iterator[None]:
+    try:
+        yield
+    except (settings.SettingsError, sockets.EndpointError, service.ServiceError, OSError) as error:
+        settings.exit_with(service.PROGRAM, str(error))
 
 
 def _become(module: str, argv: list[str]) -> NoReturn:

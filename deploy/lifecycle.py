@@ -33,11 +33,15 @@ KILL_WAIT_S_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The process of a child has ended and is reaped; `returncode` as `subprocess` gives it."""
+    """The process of a child has ended and is reaped; `returncode` as `subprocess` gives it.
+
+    `words`: what it said of its end, if anything.
+    """
 
     name: str
     pid: int
     returncode: int
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +248,10 @@ def _describe(event: Died | NotStarted, lived_s: float) -> str:
     if isinstance(event, NotStarted):
         return f"{event.name} could not be started: {event.reason}"
     child = f"{event.name} (pid {event.pid})"
+    said = f", saying {event.words!r}" if event.words else ""
     if event.returncode < 0:
-        return f"{child} was ended by {_signal_name(-event.returncode)} after {lived_s:.1f} s"
-    return f"{child} exited with status {event.returncode} after {lived_s:.1f} s"
+        return f"{child} was ended by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
+    return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"
 
 
 def _signal_name(number: int) -> str:

@@ -26,13 +26,29 @@ Every setting is also a variable (--max-running is ROUNDHOUSE_MAX_RUNNING) and a
 file named by --config (max_running); a flag wins over a variable, a variable over the file."""
 
 PORT = 8000
-GATEWAY_FLAGS = ("host", "port", "max_waiting", "log_format", "log_level")
+API_KEYS = "ROUNDHOUSE_API_KEYS"
+GATEWAY_FLAGS = (
+    "host",
+    "port",
+    "api_keys_file",
+    "insecure_no_keys",
+    "max_per_key",
+    "cors_origins",
+    "curve_keys",
+    "max_waiting",
+    "queue_timeout_s",
+    "max_connections",
+    "failover_timeout_s",
+    "log_format",
+    "log_level",
+)
 WORKER_FLAGS = (
     "model",
     "max_running",
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",
+    "curve_keys",
     "log_format",
     "log_level",
 )
@@ -51,12 +67,45 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
         Annotated[int, Meta(ge=1, le=65535)] | None,
         Meta(description=f"port where clients connect (default: {PORT})"),
     ] = None
+    api_keys: Annotated[
+        tuple[str, ...],
+        Meta(description="keys that clients must offer; ps shows a flag: better a file, or the variable"),
+    ] = ()
+    api_keys_file: Annotated[
+        Path | None,
+        Meta(description="file with one key on each line, then a name; read again when it changes"),
+    ] = None
+    insecure_no_keys: Annotated[
+        bool | None, Meta(description="listen beyond this machine although there are no API keys")
+    ] = None
+    max_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="requests that one API key may have in the house; beyond them 429 at once"),
+    ] = None
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="web pages that may ask from a browser, as https://host; * for all")
+    ] = ()
+    curve_keys: Annotated[
+        Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint off loopback")
+    ] = None
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")
     ] = None
     max_waiting: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="requests that may wait for the worker; beyond them 503 at once"),
+    ] = None
+    queue_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Meta(description="seconds after which a request that was not begun gets a 503 (default: it waits)"),
+    ] = None
+    max_connections: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(description="connections of clients; beyond them 503 at once (default: 1024)"),
+    ] = None
+    failover_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Meta(description="seconds that requests which lost their worker wait for it (default: 120)"),
     ] = None
     prefix_cache_ram: Annotated[
         Size | None,
@@ -104,15 +153,21 @@ def child_commands(
 ) -> list[Child]:
     """Gateway, then worker: stopped in this order, nothing new comes in while the last requests end."""
 
-    def child(name: str, module: str, flags: Sequence[str]) -> Child:
+    def child(name: str, module: str, flags: Sequence[str], env: Mapping[str, str]) -> Child:
         argv = python_module(module)
         argv += _flag("config", config)
         argv += _flag("endpoint", endpoint)
         for flag in flags:
-            argv += _flag(flag, getattr(given, flag))
-        return Child(name, argv, dict(environ))
+            argv += _flag(settings.public_name(flag), getattr(given, flag))
+        return Child(name, argv, dict(env))
 
-    return [child("gateway", "broker", GATEWAY_FLAGS), child("worker", "worker", WORKER_FLAGS)]
+    # API keys travel in the environment: everybody can see a command line. They are no business of workers.
+    bare = {name: value for name, value in environ.items() if name != API_KEYS}
+    keys = {API_KEYS: ",".join(given.api_keys)} if given.api_keys else {}
+    return [
+        child("gateway", "broker", GATEWAY_FLAGS, bare | keys),
+        child("worker", "worker", WORKER_FLAGS, bare),
+    ]
 
 
 def python_module(module: str) -> list[str]:
@@ -133,10 +188,15 @@ def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
     return found or environ.get("ROUNDHOUSE_CONFIG") or None
 
 
+def gateway_table(config: str | None) -> dict[str, object]:
+    """The gateway's own section of the file, unchecked."""
+    table = tomllib.loads(Path(config).read_text()).get("gateway") if config else None
+    return table if isinstance(table, dict) else {}
+
+
 def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
     """Where the gateway would bind by itself: its own section counts, or the two would not meet."""
-    table = tomllib.loads(Path(config).read_text()).get("gateway") if config else None
-    own = table if isinstance(table, dict) else {}
+    own = gateway_table(config)
     if isinstance(endpoint := own.get("endpoint"), str) and endpoint:
         return endpoint
     if port is None:
@@ -146,5 +206,13 @@ def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
 
 
 def _flag(name: str, value: object) -> list[str]:
+    flag = name.replace("_", "-")
+    match value:
+        case None | ():
+            return []
+        case bool():
+            return [f"--{flag}" if value else f"--no-{flag}"]
+        case tuple():
+            value = ",".join(value)
     # One word with "=": a value that begins with a dash stays a value.
-    return [] if value is None else [f"--{name.replace('_', '-')}={value}"]
+    return [f"--{flag}={value}"]

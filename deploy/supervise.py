@@ -37,6 +37,7 @@ from deploy.lifecycle import (
     StopAsked,
     Terminate,
 )
+from deploy.stderr import Stderr
 from protocol import lifeline
 
 STOP_TIMEOUT_S = 15.0
@@ -123,31 +124,37 @@ class Supervisor:
                 log.log(level, "%s", text)
 
     def _start(self, child: Child, reader: int) -> None:
+        stderr = Stderr(child.name)
         try:
             process = subprocess.Popen(
                 child.argv,
                 env={**child.env, lifeline.VARIABLE: str(reader)},
                 stdin=subprocess.DEVNULL,
+                stderr=stderr.writer,
                 pass_fds=[reader],
                 # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
                 start_new_session=True,
             )
         except OSError as error:
+            stderr.close()
             self._events.put(NotStarted(child.name, str(error)))
             return
         log.info("%s runs as pid %d", child.name, process.pid)
         waiter = threading.Thread(
-            target=self._await_end, args=(child.name, process), name=f"await-{child.name}", daemon=True
+            target=self._await_end,
+            args=(child.name, process, stderr),
+            name=f"await-{child.name}",
+            daemon=True,
         )
         self._running[child.name] = _Running(process, waiter)
         waiter.start()
 
-    def _await_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _await_end(self, name: str, process: subprocess.Popen[bytes], stderr: Stderr) -> None:
         returncode = process.wait()
         # What it started must not outlive it: a helper could hold the GPU that the next worker needs. A
         # group id stays taken while anyone is in it, so the id just reaped does not name strangers yet.
         _kill_group(process.pid)
-        self._events.put(Died(name, process.pid, returncode))
+        self._events.put(Died(name, process.pid, returncode, stderr.close()))
 
     def _leave_nothing(self) -> None:
         for running in self._running.values():

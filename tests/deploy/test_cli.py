@@ -99,6 +99,40 @@ def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) 
         flags(["--prefix-cache-ram", "plenty"])
 
 
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str, tmp_path: Path) -> None:
+    argv = ["--api-key", "rh-one", "--api-key", "rh-two"] if way == "flag" else []
+    environ = {"ROUNDHOUSE_API_KEYS": "rh-old" if way == "flag" else "rh-one,rh-two"}
+    if way == "file":
+        argv = ["--config", config(tmp_path, '[serve]\napi_keys = ["rh-one", "rh-two"]')]
+        environ = {}
+    _, [gateway, worker] = serve.read(argv, environ)
+    assert gateway.env["ROUNDHOUSE_API_KEYS"] == "rh-one,rh-two"
+    assert "ROUNDHOUSE_API_KEYS" not in worker.env
+    assert not any("rh-" in word for child in (gateway, worker) for word in child.argv)
+
+
+def test_who_may_come_in_is_for_the_gateway_and_curve_keys_are_for_both(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    argv = ["--api-keys-file", str(file), "--max-per-key=2", "--queue-timeout=9", "--max-connections=10"]
+    told = flags([*argv, "--cors-origin=https://a", "--cors-origin=https://b", "--curve-keys=/curve"])
+    assert told["gateway"][1:] == [
+        f"--api-keys-file={file}",
+        "--max-per-key=2",
+        "--cors-origins=https://a,https://b",
+        "--curve-keys=/curve",
+        "--queue-timeout=9.0",
+        "--max-connections=10",
+    ]
+    assert told["worker"][1:] == ["--curve-keys=/curve"]
+
+
+@pytest.mark.parametrize("flag", ["--insecure-no-keys", "--no-insecure-no-keys"])
+def test_a_switch_is_handed_on_as_it_was_said(flag: str) -> None:
+    assert flags([flag])["gateway"][1:] == [flag]
+    assert flags([])["gateway"] == flags([])["worker"]
+
+
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path) -> None:
     file = config(tmp_path, '[serve]\nmodel = "from-file"\nmax_running = 1\nmax_waiting = 1')
     environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_MAX_RUNNING": "2", "ROUNDHOUSE_MAX_WAITING": "2"}
