@@ -23,7 +23,7 @@ class Answer:
     sequence: int = 0
 
     def replay(self) -> str | None:
-        """Go through what another worker has answered, its text said already; why that was the end, if it was."""
+        """Go through what another worker has answered and said; why that was the end, if it was."""
         reason = None
         for count, token in enumerate(self.row.request.resume, start=1):
             _, reason = self._advance(token, count, fits=True)

@@ -44,6 +44,9 @@ PROBE = "probe"
 """The row of the harmless prompt. A gateway draws its requests' ids, and never this one."""
 _PROBE_TOKENS = (0, 0)
 _BACKPRESSURE_WAIT_S = 0.05
+WINDOW_ALONE_S = 0.001
+COMPANY_WITHIN = 4
+"""Windows after its beginning in which others count as company."""
 TOLD_EVERY_S = 0.2
 """How often the heartbeat gets to know each row anew."""
 
@@ -84,6 +87,9 @@ class Loop:
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: int = 0
     _told_at: float = -math.inf
+    _idle_until: float = -math.inf
+    _had_company: bool = True
+    """Whether others came soon after the last request that found the loop idle."""
 
     def run(self) -> None:
         """Until `Stop`. Raises `EngineKeepsFailing`."""
@@ -109,11 +115,17 @@ class Loop:
             wait_s = 0.0
             if was_idle and len(self.scheduler) and not self.scheduler.is_full:
                 now = self.clock()
-                window_ends = window_ends or now + self.admission_window_s
+                window_ends = window_ends or now + self._open_window(now)
                 wait_s = max(0.0, window_ends - now)
         if is_clogged:
             self.scheduler.lap(self.clock(), decoded=None)
         return True
+
+    def _open_window(self, now: float) -> float:
+        """How long to wait for company: hardly, if the last one to find the loop idle had none."""
+        expected = self._had_company
+        self._idle_until, self._had_company = now, False
+        return self.admission_window_s if expected else min(self.admission_window_s, WINDOW_ALONE_S)
 
     def _obey(self, command: Command) -> bool:
         match command:
@@ -150,6 +162,7 @@ class Loop:
             log.warning("%s: is here already", request.id)
             return
         now = self.clock()
+        self._had_company |= now - self._idle_until <= COMPANY_WITHIN * self.admission_window_s
         try:
             pipeline = self.model.open_pipeline(request)
             row = self.scheduler.add(request, now)

@@ -5,10 +5,11 @@ A Hugging Face tokenizer used by two threads fails with "Already borrowed"; so n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
@@ -17,6 +18,7 @@ from worker.contract import Prepared, Preparer
 log = logging.getLogger(__name__)
 
 THREADS = 2
+WARM_S_MAX = 10.0
 
 Outcome = Prepared | RequestError
 
@@ -29,6 +31,27 @@ class PreparerPool:
         self._open = open_preparer
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
+    def warm(self) -> None:
+        """Open every thread's preparer now, or the first requests would wait for it. What fails here is tried
+        again, and told, with a request."""
+        together = threading.Barrier(THREADS)  # or one thread would take both
+        futures = [self._executor.submit(self._warm, together) for _ in range(THREADS)]
+        wait(futures, timeout=WARM_S_MAX)
+
+    def _warm(self, together: threading.Barrier) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(WARM_S_MAX)
+        try:
+            self._preparer()
+        except Exception:  # the request boundary: whoever asks first is told
+            log.debug("a preparer cannot be opened", exc_info=True)
+
+    def _preparer(self) -> Preparer:
+        if not hasattr(self._own, "preparer"):
+            self._own.preparer = self._open()
+        preparer: Preparer = self._own.preparer
+        return preparer
+
     def prepare(
         self, request: Generate, media: Sequence[bytes], done: Callable[[str, Outcome], None]
     ) -> None:
@@ -38,9 +61,7 @@ class PreparerPool:
     def _run(self, request: Generate, media: Sequence[bytes], done: Callable[[str, Outcome], None]) -> None:
         outcome: Outcome
         try:
-            if not hasattr(self._own, "preparer"):
-                self._own.preparer = self._open()
-            outcome = self._own.preparer.prepare(request, media)
+            outcome = self._preparer().prepare(request, media)
         except RequestError as error:
             outcome = error
         except Exception as error:  # the request boundary: its fault, its failure

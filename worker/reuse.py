@@ -27,6 +27,8 @@ BLOCK_TOKENS = 512
 """The most of one stored run, which is forgotten as a whole."""
 KEPT_TOKENS_MIN = 256
 """A prefill is stored whenever it has got on so far."""
+DISK_TOKENS_MIN = 512
+"""What is shorter is computed again sooner than it is worth files, and their writing."""
 ENDED_TOKENS_MIN = 64
 """What a cancelled prefill must have got on for it to be worth storing."""
 
@@ -36,7 +38,7 @@ _RAM_DEFAULT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be stored: bytes in memory (None: a quarter of what the model leaves for caches) and on the disk,
+    """What may be stored: bytes in memory (None: a quarter of what is left for caches) and on the disk,
     in `folder`."""
 
     ram: int | None
@@ -189,7 +191,9 @@ class Store:
             stored.append(self.index.add_snapshot(tokens, end, state.payload, state.nbytes, salt=salt))
         if row.request.pin and row.request.boundaries:
             self.index.pin(tokens, salt=salt, last=min(end, row.request.boundaries[-1]))
-        self._write(stored)
+        if end >= DISK_TOKENS_MIN:
+            # With all that it hangs on, which may have been too short, or refused, when it was stored.
+            self._write([*self.index.find(tokens, salt=salt, limit=end).items, *stored])
         self.fit(self.ram_max)
 
     # --- bounds ---

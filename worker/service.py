@@ -111,6 +111,7 @@ class Service:
 
     def _make_loop(self, model: Model) -> Loop:
         self._pool = PreparerPool(model.open_preparer)
+        self._pool.warm()
         self._facts = model.facts
         settings = self._settings
         limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)

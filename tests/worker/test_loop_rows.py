@@ -14,6 +14,7 @@ from tests.worker.engines import (
 )
 from worker import loop as loop_module
 from worker.contract import Draw
+from worker.loop import WINDOW_ALONE_S
 
 # --- the pace ----------------------------------------------------------------------------------------
 
@@ -218,3 +219,27 @@ def test_a_loop_that_is_full_or_busy_waits_for_nobody() -> None:
     house.run()
     assert house.inbox.timeouts == []
     assert house.text("b") == "<6>"
+
+
+def test_one_who_comes_alone_time_and_again_hardly_waits() -> None:
+    house = House(admission_window_s=0.005)
+    for number in range(3):
+        house.submit(f"{number}", 11)
+        house.run()
+        house.now += 1
+    assert house.inbox.timeouts[0] == pytest.approx(0.005)
+    assert house.inbox.timeouts[1:] == [pytest.approx(WINDOW_ALONE_S)] * 2
+
+
+def test_whoever_had_company_waits_for_it_the_next_time() -> None:
+    house = House(admission_window_s=0.005)
+    house.submit("alone", 11)
+    house.run()
+    for number in range(2):
+        house.now += 1
+        house.submit(f"{number}", 11)
+        house.submit(f"{number} too", 11)
+        house.run()
+    assert house.inbox.timeouts[0] == pytest.approx(0.005)
+    assert house.inbox.timeouts[1] == pytest.approx(WINDOW_ALONE_S)
+    assert house.inbox.timeouts[2] == pytest.approx(0.005)

@@ -173,3 +173,33 @@ def test_a_pool_that_closes_begins_nothing_more_and_waits_for_nobody(open_desk: 
     assert {desk.next()[0] for _ in range(THREADS)} == {f"r{n}" for n in range(THREADS)}
     assert desk.outcomes.empty()
     assert not busy.acquire(blocking=False)
+
+
+def test_a_warm_pool_opens_no_preparer_for_a_request(open_desk: Open) -> None:
+    opened: list[int] = []
+
+    def open_preparer() -> Preparer:
+        opened.append(threading.get_ident())
+        return Scripted()
+
+    desk = open_desk(open_preparer)
+    desk.pool.warm()
+    assert len(set(opened)) == len(opened) == THREADS
+    for number in range(2 * THREADS):
+        desk.prepare(str(number))
+        desk.next()
+    assert len(opened) == THREADS
+
+
+def test_a_preparer_that_cannot_be_opened_beforehand_is_tried_again(open_desk: Open) -> None:
+    failures = [OSError("busy")] * THREADS
+
+    def open_preparer() -> Preparer:
+        if failures:
+            raise failures.pop()
+        return Scripted()
+
+    desk = open_desk(open_preparer)
+    desk.pool.warm()
+    desk.prepare("a")
+    assert desk.next() == ("a", prepared("a"))
