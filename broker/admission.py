@@ -31,11 +31,16 @@ class Admission:
         if asked > max(room, 1):
             message = f"{asked} answers to one request are asked for, and this server has room for {room}."
             raise RequestError(Code.INVALID_REQUEST, message, param="n")
-        running = [f.id for f in aboard if f.started_at is not None]
-        waiting = [f.id for f in aboard if f.started_at is None]
-        raise RequestError(
+        raise self.busy(aboard)
+
+    def busy(self, aboard: Sequence[Flight], why: str = "The server is at capacity") -> RequestError:
+        """The refusal of a request beside those aboard: who runs, who waits, and when to come back."""
+        running = [flight.id for flight in aboard if has_begun(flight)]
+        waiting = [flight.id for flight in aboard if not has_begun(flight)]
+        return RequestError(
             Code.TEXT_GENERATION_BUSY,
-            f"The server is at capacity: {len(running)} requests are running and {len(waiting)} are waiting.",
+            f"{why}: {len(running)} requests are running and {len(waiting)} are waiting."
+            f"{_listed('Running', running)}{_listed('Waiting', waiting)}",
             retry_after_s=self.retry_after_s(len(aboard)),
             details={
                 "running": len(running),
@@ -61,3 +66,15 @@ class Admission:
         if self._service_s is None:
             return 1.0
         return min(RETRY_AFTER_S_MAX, max(1.0, math.ceil(self._service_s / max(aboard, 1))))
+
+
+def has_begun(flight: Flight) -> bool:
+    """Has the worker taken it out of its queue? What was reused is said then, before the first token."""
+    return flight.reuse is not None or flight.started_at is not None
+
+
+def _listed(label: str, ids: Sequence[str]) -> str:
+    if not ids:
+        return ""
+    more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
+    return f" {label}: {', '.join(ids[:_NAMED_MAX])}{more}."

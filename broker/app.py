@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from broker import status
+from broker import reuse, status
+from broker.auth import Guard, Key, Keyring
+from broker.boarding import Boarding
 from broker.config import GatewaySettings
 from broker.dialects import answer, chat, chat_body, completions
 from broker.dialects.parameters import Parameters, copies
 from broker.dispatch import Dispatcher
 from broker.fleet import Worker
+from broker.ids import RequestIds
 from broker.inflight import Flight
+from broker.intake import Intake
+from broker.limits import BodyBudget, Shares
 from broker.link import Link
 from broker.media import MediaError, read_data_url
 from broker.normalize import Image
@@ -35,7 +41,8 @@ from protocol.messages import Finished, Generate, Media
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.25
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-should-retry", reuse.HEADER.decode())
+"""What scripts from another origin may read of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,35 @@ class Gateway:
     settings: GatewaySettings
     dispatcher: Dispatcher
     link: Link
+    keyring: Keyring = field(default_factory=Keyring)
+    shares: Shares = field(default_factory=Shares)
     started_at: float = field(default_factory=time.monotonic)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """The gateway's ASGI application."""
+    """The gateway's ASGI application: the routes, inside of what every request passes through."""
+
+    def no_room() -> RequestError:
+        dispatcher = gateway.dispatcher
+        aboard = [flight for flight in dispatcher.flights if flight.terminal is None]
+        return dispatcher.admission.busy(aboard, "The server holds as many bytes of requests as it may")
+
+    # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
+    app: ASGIApp = Intake(_routes(gateway), BodyBudget(gateway.settings.body_budget_bytes), no_room)
+    app = Guard(app, gateway.keyring)
+    if gateway.settings.cors_origins:
+        # Outside of the guard: a browser asks whether it may ask, and that without a key.
+        app = CORSMiddleware(
+            app,
+            allow_origins=gateway.settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return RequestIds(app)
+
+
+def _routes(gateway: Gateway) -> Starlette:
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", complete_chat, methods=["POST"]),
@@ -70,8 +101,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         lifespan=_lifespan,
     )
     app.state.gateway = gateway
-    # Not as one of its middlewares: the answer to an unhandled exception is made outside of those.
-    return RequestIds(app)
+    return app
 
 
 @asynccontextmanager
@@ -113,7 +143,7 @@ async def complete_chat(request: Request) -> ASGIApp:
         body,
         choices=len(requests),
     )
-    return _respond(gateway, worker, requests, frames, renderer, prompts=1)
+    return _respond(request, worker, requests, frames, renderer, prompts=1)
 
 
 async def complete_text(request: Request) -> ASGIApp:
@@ -130,7 +160,7 @@ async def complete_text(request: Request) -> ASGIApp:
         choices=len(requests),
         prompts=len(body.prompts),
     )
-    return _respond(gateway, worker, requests, [], renderer, prompts=len(body.prompts))
+    return _respond(request, worker, requests, [], renderer, prompts=len(body.prompts))
 
 
 def _renderer(
@@ -142,7 +172,7 @@ def _renderer(
 
 
 def _respond(
-    gateway: Gateway,
+    request: Request,
     worker: Worker,
     requests: list[Generate],
     frames: list[bytes],
@@ -150,12 +180,15 @@ def _respond(
     *,
     prompts: int,
 ) -> ASGIApp:
+    gateway: Gateway = request.app.state.gateway
+    key: Key | None = getattr(request.state, "key", None)
+    boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
     return FlightResponse(
-        gateway.dispatcher.board(worker, requests, frames),
+        boarding.board(key, worker, requests, frames),
         renderer,
         prompts=prompts,
         keepalive_s=gateway.settings.keepalive_s,
-        on_end=_log_flight,
+        on_end=partial(_log_flight, f"{key.name}: " if key else ""),
     )
 
 
@@ -176,15 +209,15 @@ def _read_images(
     return media, frames
 
 
-def _log_flight(flight: Flight, status: int) -> None:
+def _log_flight(who: str, flight: Flight, status: int) -> None:
     end = flight.terminal
     if isinstance(end, Finished):
         how = f"{end.reason}, {end.usage.prompt_tokens} + {end.usage.completion_tokens} tokens"
     elif end is not None:
         how = f"failed: {end.code}"
     else:
-        how = f"client left after {flight.tokens_emitted} tokens"
-    log.info("%s %d %s in %.2f s", flight.id, status, how, time.monotonic() - flight.opened_at)
+        how = f"client left after {len(flight.tokens)} tokens"
+    log.info("%s%s %d %s in %.2f s", who, flight.id, status, how, time.monotonic() - flight.opened_at)
 
 
 async def list_models(request: Request) -> Response:
@@ -238,7 +271,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-# --- errors and ids ----------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
@@ -270,28 +303,3 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 async def _on_exception(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(RequestError(Code.INTERNAL_ERROR))
-
-
-class RequestIds:
-    """Every response carries `x-request-id`: the client's own where it sent a sane one, else a fresh one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        id = (
-            given
-            if _REQUEST_ID.fullmatch(given.decode("latin-1"))
-            else b"req_" + secrets.token_hex(12).encode()
-        )
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", id)]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)

@@ -28,9 +28,44 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     curve_keys: Annotated[
         Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint off loopback")
     ] = None
+    api_keys: Annotated[
+        tuple[str, ...],
+        Meta(description="keys that clients must offer; ps shows a flag: better a file, or the variable"),
+    ] = ()
+    api_keys_file: Annotated[
+        Path | None,
+        Meta(description="file with one key on each line, then a name; read again when it changes"),
+    ] = None
+    insecure_no_keys: Annotated[
+        bool, Meta(description="listen beyond this machine although there are no API keys")
+    ] = False
+    max_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="requests that one API key may have in the house; beyond them 429 at once"),
+    ] = None
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="web pages that may ask from a browser, as https://host; * for all")
+    ] = ()
     max_waiting: Annotated[
         int, Meta(ge=0, le=65536, description="requests that may wait for a worker; beyond them 503 at once")
     ] = 64
+    queue_timeout_s: Annotated[
+        Seconds | None,
+        Meta(description="seconds after which a request that no worker has begun gets a 503; none: it waits"),
+    ] = None
+    max_connections: Annotated[
+        int, Meta(ge=1, le=65536, description="connections of clients; beyond them 503 at once")
+    ] = 1024
+    idle_timeout_s: Annotated[
+        int, Meta(ge=1, le=86400, description="seconds a connection is kept open for a next request")
+    ] = 30
+    body_timeout_s: Annotated[
+        Seconds,
+        Meta(description="seconds in which the body of a request must arrive, and its head at the latest"),
+    ] = 60.0
+    body_budget_bytes: Annotated[
+        int, Meta(ge=1024, description="bytes of request bodies in the house; beyond them 503 at once")
+    ] = 256 * 2**20
     body_bytes_max: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 32 * 2**20
     media_bytes_max: Annotated[int, Meta(ge=1024, description="largest image, in bytes")] = 16 * 2**20
     keepalive_s: Annotated[
@@ -43,8 +78,25 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Seconds,
         Meta(description="seconds without a step, while rows run, after which a worker counts as stalled"),
     ] = 120.0
+    failover_timeout_s: Annotated[
+        Seconds,
+        Meta(description="seconds that requests which lost their worker wait for another to get to work"),
+    ] = 120.0
+    hung_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds after which a silent or stalled worker of this machine is killed, so that"
+            " another one can take its place"
+        ),
+    ] = 15.0
     drain_timeout_s: Annotated[
         Seconds, Meta(description="seconds open streams get when the gateway stops")
     ] = 5.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
+
+    def __post_init__(self) -> None:
+        if self.max_per_key is not None and not self.api_keys and self.api_keys_file is None:
+            raise ValueError("max_per_key: there are no API keys to count by")
+        if self.body_budget_bytes < self.body_bytes_max:
+            raise ValueError("body_budget_bytes: is below body_bytes_max, so the largest body finds no room")

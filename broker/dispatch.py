@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from broker import reconcile
 from broker.admission import Admission
 from broker.clearing import Clearing
+from broker.failover import Failover, Send
 from broker.fleet import Fleet, Verdict, Worker
-from broker.inflight import Flight, Flights
+from broker.inflight import Flight, Flights, Gain
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,36 +32,53 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Loading,
-    Message,
     Ready,
     Rejected,
     Reused,
     ToGateway,
     Welcome,
 )
-from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[str, Message, Sequence[bytes]], bool]
-"""(incarnation, message, media frames) -> whether it was handed to the connection. Raises `WireError`."""
+Kill = Callable[[int], None]
+"""End the process with this id, which belongs to a worker of this machine that hangs."""
 
 
 class Dispatcher:
     """The gateway's state. One per process, used on the event loop only."""
 
     def __init__(
-        self, *, incarnation: str, fleet: Fleet, admission: Admission, send: Send, clock: Callable[[], float]
+        self,
+        *,
+        incarnation: str,
+        fleet: Fleet,
+        admission: Admission,
+        send: Send,
+        clock: Callable[[], float],
+        failover_timeout_s: float = 120.0,
+        hung_timeout_s: float = 15.0,
+        kill: Kill | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.fleet = fleet
         self.flights = Flights()
+        self.failover = Failover(
+            incarnation=incarnation,
+            fleet=fleet,
+            flights=self.flights,
+            send=send,
+            clock=clock,
+            timeout_s=failover_timeout_s,
+        )
         self.admission = admission
         self.dropped: Counter[str] = Counter()
         self.stopping = False
         self._clearings: dict[str, Clearing] = {}
         self._send = send
         self._clock = clock
+        self._hung_timeout_s = hung_timeout_s
+        self._kill = kill
 
     # --- what clients want ---
 
@@ -67,7 +86,7 @@ class Dispatcher:
         """The worker a request for `model` would go to. Raises `RequestError`."""
         if self.stopping:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
-        return self.fleet.find(model, self._clock())
+        return self.fleet.find(model, self._clock(), self.failover.load)
 
     @contextmanager
     def board(
@@ -77,37 +96,28 @@ class Dispatcher:
 
         While the context is open, their flights collect what comes back. Leaving it, however that comes
         about, frees the slots and tells the worker of those it is still at work on. Raises `RequestError`
-        when the worker is too full or cannot be reached.
+        when the worker is too full or cannot be reached, and for a request that has brought it down before.
         """
+        self.failover.suspects.check(requests)
         rows = worker.ready.running_max if worker.ready else 0
-        self.admission.check(self.flights.aboard(worker.incarnation), rows, len(requests))
+        present = [*self.flights.aboard(worker.incarnation), *self.flights.waiting(worker.model)]
+        self.admission.check(present, rows, len(requests))
         now = self._clock()
-        flights = [self.flights.open(request, worker.incarnation, now) for request in requests]
+        flights = [self.flights.open(request, worker.model, now, media) for request in requests]
         try:
-            for flight in flights:
-                self._depart(flight, media)
+            self.failover.depart(flights, worker)
             yield flights
         finally:
             for flight in flights:
-                self._close(flight)
+                if flight.terminal is None:
+                    self.failover.cancel(flight)
+                self.flights.close(flight)
+            self.failover.place()
 
-    def _close(self, flight: Flight) -> None:
-        self.flights.close(flight)
-        if flight.terminal is None:
-            self._cancel(flight)
-        elif isinstance(flight.terminal, Finished):
-            self.admission.served(self._clock() - flight.opened_at)
-
-    def _depart(self, flight: Flight, media: Sequence[bytes]) -> None:
-        try:
-            sent = self._send(flight.worker, flight.request, media)
-        except WireError as error:  # a number beyond 64 bits in a tool's schema, say
-            raise RequestError(Code.INVALID_REQUEST, f"The request cannot be passed on: {error}.") from None
-        if not sent:
-            raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
-
-    def _cancel(self, flight: Flight) -> None:
-        self._send(flight.worker, Cancel(incarnation=self.incarnation, id=flight.id), ())
+    def give_up(self, flight: Flight, code: Code, message: str = "") -> None:
+        """End a flight with an error of the gateway's own, and tell the worker."""
+        if flight.fail(code, message):
+            self.failover.cancel(flight)
 
     @contextmanager
     def clear(self, model: str | None, id: str) -> Iterator[Clearing]:
@@ -142,11 +152,13 @@ class Dispatcher:
         if worker is None:
             self._unknown(sender)
             return
-        self.fleet.heard(worker, self._clock())
+        if self.fleet.heard(worker, self._clock()):
+            self.failover.woke(worker)
         if isinstance(message, Events):
-            self._gain(message)
+            self._gain(worker, message)
         else:
             self._handle(worker, message)
+        self.failover.place()
 
     def _meet(self, message: Hello) -> None:
         if message.version != PROTOCOL_VERSION:
@@ -155,7 +167,7 @@ class Dispatcher:
             self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
             return
         # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
-        self.lost(message.incarnation, "came back on a new connection")
+        self.lost(message.incarnation, "came back on a new connection", died=False)
         self.fleet.hello(message, self._clock())
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())
@@ -173,6 +185,7 @@ class Dispatcher:
         now = self._clock()
         match message:
             case Heartbeat():
+                self._reconcile(worker, message)
                 self.fleet.heartbeat(worker, message, now)
             case Accepted() | Reused() | Finished() | Failed():
                 self._pass_on(message)
@@ -183,7 +196,7 @@ class Dispatcher:
                     log.info("%s is ready: context %d tokens", message.model, message.context_length)
                 self.fleet.ready(worker, message, now)
             case Goodbye():
-                self.lost(worker.incarnation, f"said goodbye: {message.reason}")
+                self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
             case CacheCleared():
                 self._cleared(message)
             case _:
@@ -199,8 +212,12 @@ class Dispatcher:
             case Reused():
                 if not flight.reused(message):
                     self.dropped["unexpected"] += 1
+            case Finished() if flight.terminal is None and flight.lacks(message):
+                self.dropped["gap"] += 1
+                self.failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
             case _:
-                flight.end(message)
+                if flight.end(message) and isinstance(message, Finished):
+                    self.admission.served(self._clock() - flight.opened_at)
 
     def _cleared(self, message: CacheCleared) -> None:
         clearing = self._clearings.get(message.id)
@@ -213,46 +230,67 @@ class Dispatcher:
             self.dropped["no_flight"] += 1
         return flight
 
-    def _gain(self, message: Events) -> None:
+    def _gain(self, worker: Worker, message: Events) -> None:
         now = self._clock()
+        self.fleet.advanced(worker, now)
         for delta in message.deltas:
             flight = self._flight(delta.id, message.incarnation)
-            if flight is not None and flight.terminal is None and not flight.gain(delta, now):
-                log.warning(
-                    "%s failed after %d tokens: %s", flight.id, flight.tokens_emitted, flight.terminal
-                )
-                self._cancel(flight)
+            if flight is None or flight.terminal is not None:
+                continue
+            match flight.gain(delta, now):
+                case Gain.TAKEN:
+                    if flight.suspect:
+                        self.failover.gained(flight)
+                case Gain.DOUBLE:
+                    self.dropped["double"] += 1
+                case Gain.GAP:
+                    self.dropped["gap"] += 1
+                    self.failover.take_back(flight, f"delta {delta.sequence} came before its time")
+                case Gain.OVER:
+                    log.warning("%s: its client does not read", flight.id)
+                    self.failover.cancel(flight)
+
+    def _reconcile(self, worker: Worker, beat: Heartbeat) -> None:
+        """Flights that the worker ought to have and has not, and rows that it has and ought not to."""
+        name = worker.incarnation
+        for flight in reconcile.lost(worker, beat, self.flights.aboard(name), self._clock()):
+            self.dropped["lost"] += 1
+            self.failover.take_back(flight, "its worker does not know it")
+        for row in reconcile.strays(worker, beat, self.flights.legs(name)):
+            self.dropped["stray"] += 1
+            self._send(name, Cancel(incarnation=self.incarnation, id=row), ())
 
     # --- what the connection and the clock say ---
 
-    def lost(self, incarnation: str, how: str = "connection lost") -> None:
-        """The verdict *dead*: every flight aboard ends now."""
+    def lost(self, incarnation: str, how: str = "connection lost", *, died: bool = True) -> None:
+        """The verdict *dead*: what was aboard flies on with another worker."""
         worker = self.fleet.gone(incarnation)
         if worker is None:
             return
-        aboard = self.flights.aboard(incarnation)
-        log.warning(
-            "worker for %s (pid %d) %s, %d requests aboard", worker.model, worker.pid, how, len(aboard)
-        )
-        for flight in aboard:
-            flight.fail(Code.WORKER_CRASHED)
+        self._ground(worker, how, died=died)
         for clearing in self._clearings.values():
             clearing.lose(incarnation)
+        self.failover.place()
+
+    def _ground(self, worker: Worker, how: str, *, died: bool) -> None:
+        aboard = len(self.flights.aboard(worker.incarnation))
+        log.warning("worker for %s (pid %d) %s, %d requests aboard", worker.model, worker.pid, how, aboard)
+        self.failover.ground(worker, died=died)
 
     def sweep(self) -> None:
-        """Called a few times a second: find workers that hang, and end what is aboard them."""
-        for worker in self.fleet.sweep(self._clock()):
+        """Called a few times a second: find workers that hang, and who has waited for one too long."""
+        now = self._clock()
+        for worker in self.fleet.sweep(now):
             verdict = worker.verdict or Verdict.SILENT
-            aboard = self.flights.aboard(worker.incarnation)
-            log.warning(
-                "worker for %s (pid %d) is %s, %d requests aboard",
-                worker.model, worker.pid, verdict.value, len(aboard),
-            )  # fmt: skip
-            for flight in aboard:
-                flight.fail(
-                    Code.WORKER_CRASHED, f"The worker fell {verdict.value} while it served this request."
-                )
-                self._cancel(flight)
+            for flight in self.flights.aboard(worker.incarnation):
+                self.failover.cancel(flight)
+            self._ground(worker, f"is {verdict.value}", died=True)
+        if self._kill is not None:
+            for worker in self.fleet.hung(now, self._hung_timeout_s):
+                log.error("worker for %s (pid %d) hangs, and is killed", worker.model, worker.pid)
+                self._kill(worker.pid)
+        self.failover.place()
+        self.failover.give_up()
 
     def stop(self) -> None:
         """No new requests from here on."""
@@ -261,5 +299,4 @@ class Dispatcher:
     def abandon(self) -> None:
         """End what is still in the air, in an orderly way, because the gateway goes."""
         for flight in self.flights:
-            if flight.fail(Code.SHUTTING_DOWN):
-                self._cancel(flight)
+            self.give_up(flight, Code.SHUTTING_DOWN)

@@ -7,7 +7,7 @@ or stalled worker that comes back is taken back; a dead one never: its successor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,9 +39,14 @@ class Worker:
     steps: int = 0
     stepped_at: float = 0.0
     running: int = 0
+    """Rows, by its last beat."""
     beat: Heartbeat | None = None
     """The last one: what the worker says of itself."""
     verdict: Verdict | None = None
+    judged_at: float = 0.0
+    """When it got its verdict."""
+    charged: bytes | None = None
+    """The fingerprint of the request that was charged with its loss."""
 
     @property
     def state(self) -> str:
@@ -66,6 +71,8 @@ class KnownModel:
     first_seen_at: float
     context_length: int = 0
     load_s: float | None = None
+    advanced_at: float = 0.0
+    """When a worker was last heard to have made a step of it."""
 
 
 class Fleet:
@@ -105,18 +112,22 @@ class Fleet:
             known.load_s = now - worker.met_at
 
     def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
+        if message.running and message.steps != worker.steps:
+            self.advanced(worker, now)
         if message.steps != worker.steps or message.running == 0:
             worker.steps = message.steps
             worker.stepped_at = now
         worker.running = message.running
         worker.beat = message
 
-    def heard(self, worker: Worker, now: float) -> None:
-        """Any message at all is a sign of life."""
+    def heard(self, worker: Worker, now: float) -> bool:
+        """Any message at all is a sign of life. True for the first one of a worker that was silent."""
         worker.heard_at = now
-        if worker.verdict is Verdict.SILENT:
-            worker.verdict = None
-            worker.stepped_at = now
+        if worker.verdict is not Verdict.SILENT:
+            return False
+        worker.verdict = None
+        worker.stepped_at = now
+        return True
 
     def gone(self, incarnation: str) -> Worker | None:
         """The verdict *dead*: the worker is forgotten. Idempotent."""
@@ -131,8 +142,19 @@ class Fleet:
             verdict = self._judge(worker, now)
             if verdict is not None and verdict is not worker.verdict:
                 found.append(worker)
+            if worker.verdict is None:
+                worker.judged_at = now
             worker.verdict = verdict
         return found
+
+    def hung(self, now: float, after_s: float) -> list[Worker]:
+        """Those who were ready, and have been under a verdict for so long: they may not come back alone."""
+        judged = [w for w in self._workers.values() if w.ready is not None and w.verdict is not None]
+        return [worker for worker in judged if now - worker.judged_at > after_s]
+
+    def advanced(self, worker: Worker, now: float) -> None:
+        """Its model has made a step."""
+        self.models[worker.model].advanced_at = now
 
     def _judge(self, worker: Worker, now: float) -> Verdict | None:
         if now - worker.heard_at > self._silent_after_s:
@@ -143,8 +165,8 @@ class Fleet:
 
     # --- where a request goes ---
 
-    def find(self, model: str | None, now: float) -> Worker:
-        """A worker that serves `model` now (None: any). Raises `RequestError`."""
+    def find(self, model: str | None, now: float, load: Callable[[Worker], tuple[bool, int]]) -> Worker:
+        """The worker with the least `load` of those that serve `model` (None: any). Raises `RequestError`."""
         if model is not None and self.models and model not in self.models:
             known = ", ".join(sorted(self.models))
             raise RequestError(
@@ -155,7 +177,7 @@ class Fleet:
         candidates = [w for w in self._workers.values() if model in (None, w.model)]
         serving = [w for w in candidates if w.serves]
         if serving:
-            return min(serving, key=lambda w: w.running)
+            return min(serving, key=load)
         raise self._not_serving(model, candidates, now)
 
     def _not_serving(self, model: str | None, candidates: list[Worker], now: float) -> RequestError:

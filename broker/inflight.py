@@ -1,39 +1,83 @@
 """Requests in flight. Pure: no sockets, no asyncio, the clock handed in.
 
 A flight is opened when its request is admitted and closed when its client has what it wanted or is gone. In
-between it collects what the worker says, in order, until the one terminal item. What must always hold:
+between it collects what workers say, in order, until the one terminal item. It flies in legs: each is one
+sending of its request to one worker, under an id that no other leg has, and each goes on behind the tokens of
+the legs before it. What must always hold:
 
 * exactly one terminal item per flight (`Finished` or `Failed`), nothing after it;
-* deltas are numbered 0, 1, 2…; a gap or a double fails the flight instead of corrupting its text;
+* a leg's deltas are numbered 0, 1, 2…; a double is dropped, behind a gap nothing of that leg is taken;
 * what was reused of its prompt is said once, after its acceptance and before its first delta;
-* a flight listens to one incarnation of one worker; what others say about it is dropped;
-* what waits for a client that does not read is bounded.
+* a flight listens to the worker and to the id of its present leg; whatever else speaks of it is dropped;
+* what waits for a client that does not read is bounded; what is kept to fly on goes with the flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from msgspec.structs import replace
 
 from protocol.errors import Code
 from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused
 
 PENDING_DELTAS_MAX = 16384
+PROVEN_DELTAS = 2
+"""So many deltas of a leg show that its request has got past what was the end of the leg before. One is not
+enough: the last words of a worker that dies are lost with it, and they may have been as many."""
 
 Item = Accepted | Reused | Delta | Finished | Failed
 Batch = tuple[int, list[Item]]
 """What has come for one of a request's flights: its place among them, and the items."""
 
 
+class Gain(Enum):
+    """What became of a delta."""
+
+    TAKEN = auto()
+    DOUBLE = auto()
+    GAP = auto()
+    OVER = auto()
+    """The flight has ended, perhaps over this delta: the worker should stop."""
+
+
+@dataclass(slots=True, eq=False)
+class Leg:
+    """One sending of a flight's request. `id`: what its worker calls it."""
+
+    id: str
+    worker: str
+    began_at: float
+    accepted: bool = False
+    reused: bool = False
+    deltas: int = 0
+    beats_missed: int = 0
+    """Heartbeats in a row that should have named it and did not."""
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One request in the air. `take` hands over what has arrived; `on_item` is called when something has."""
+    """One request in the air. `take` hands over what has arrived; `on_item` is called when something has.
+
+    `leg` is None while it waits for a worker, which it does since `waiting_since`. `tokens`: those that the
+    client has, or can take. `mends`: how often in a row, without a token in between, it was sent again
+    because something was lost on the line. `suspect`: it was aboard a worker that died. `fingerprint`: of its
+    request, once somebody has asked for it.
+    """
 
     request: Generate
-    worker: str
+    model: str
     opened_at: float
-    tokens_emitted: int = 0
-    deltas: int = 0
+    waiting_since: float
+    media: Sequence[bytes] = ()
+    leg: Leg | None = None
+    legs: int = 0
+    mends: int = 0
+    suspect: bool = False
+    fingerprint: bytes = b""
+    tokens: list[int] = field(default_factory=list)
     accepted: bool = False
     prompt_tokens: int = 0
     reuse: Reuse | None = None
@@ -46,6 +90,11 @@ class Flight:
     def id(self) -> str:
         return self.request.id
 
+    @property
+    def proven(self) -> bool:
+        """Its present leg has shown that it does not end where another one did."""
+        return self.leg is not None and self.leg.deltas >= PROVEN_DELTAS
+
     def take(self) -> list[Item]:
         """Everything that arrived since the last call, in order; the terminal item comes last."""
         items, self.pending = self.pending, []
@@ -56,48 +105,70 @@ class Flight:
         self.on_item()
 
     def accept(self, message: Accepted) -> None:
-        if self.terminal is None and not self.accepted:
+        if self.terminal is not None or self.leg is None:
+            return
+        self.leg.accepted = True
+        if not self.accepted:
             self.accepted = True
             self.prompt_tokens = message.prompt_tokens
             self._push(message)
 
     def reused(self, message: Reused) -> bool:
-        """How much of the prompt need not be computed. False when this is not the time to say it."""
-        if not self.accepted or self.reuse is not None or self.deltas or self.terminal is not None:
+        """How much of the prompt need not be computed. False when this is not the time to say it.
+
+        The client is told of the first leg that said so: what later ones reuse is its own answer too.
+        """
+        leg = self.leg
+        if leg is None or not leg.accepted or leg.reused or leg.deltas or self.terminal is not None:
             return False
-        self.reuse = message.reuse
-        self._push(message)
+        leg.reused = True
+        if self.reuse is None and not self.tokens:
+            self.reuse = message.reuse
+            self._push(message)
         return True
 
-    def gain(self, delta: Delta, now: float) -> bool:
-        """One more delta. False when the flight failed over it and the worker should stop."""
-        if self.terminal is not None:
-            return False
-        if delta.sequence != self.deltas:
-            detail = f"delta {delta.sequence} came where {self.deltas} was due"
-            self.fail(Code.INTERNAL_ERROR, f"The stream was damaged on its way: {detail}.")
-            return False
+    def gain(self, delta: Delta, now: float) -> Gain:
+        """One more delta of the present leg."""
+        leg = self.leg
+        if self.terminal is not None or leg is None:
+            return Gain.OVER
+        if delta.sequence != leg.deltas:
+            return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
         if len(self.pending) >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
-            return False
+            return Gain.OVER
         if self.started_at is None:
             self.started_at = now
-        self.deltas += 1
-        self.tokens_emitted += len(delta.tokens)
+        leg.deltas += 1
+        self.mends = 0
+        self.tokens += delta.tokens
         self._push(delta)
-        return True
+        return Gain.TAKEN
+
+    def lacks(self, finished: Finished) -> bool:
+        """Deltas of this answer were lost at its end."""
+        return finished.usage.completion_tokens > len(self.tokens)
 
     def end(self, terminal: Finished | Failed) -> bool:
         """The one place where a flight ends. False when it had ended already."""
         if self.terminal is not None:
             return False
+        if isinstance(terminal, Finished) and self.legs > 1:
+            terminal = self._without_own_reuse(terminal)
         self.terminal = terminal
         self._push(terminal)
         return True
 
+    def _without_own_reuse(self, finished: Finished) -> Finished:
+        """A later leg may have found the tokens of an earlier one: no cache hit of the client's."""
+        usage = finished.usage
+        cached = self.reuse.tokens if self.reuse else min(usage.cached_tokens, usage.prompt_tokens)
+        return replace(finished, usage=replace(usage, cached_tokens=cached))
+
     def fail(self, code: Code, message: str = "") -> bool:
         """End with an error of the gateway's own."""
-        return self.end(Failed(incarnation=self.worker, id=self.id, code=code, message=message))
+        sender = self.request.incarnation
+        return self.end(Failed(incarnation=sender, id=self.id, code=code, message=message))
 
 
 class Flights:
@@ -105,6 +176,8 @@ class Flights:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Flight] = {}
+        self._by_leg: dict[str, dict[str, Flight]] = {}
+        self._waiting: dict[str, Flight] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -112,22 +185,61 @@ class Flights:
     def __iter__(self) -> Iterator[Flight]:
         return iter(list(self._by_id.values()))
 
-    def open(self, request: Generate, worker: str, now: float) -> Flight:
+    def open(self, request: Generate, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
+        """A flight that waits for a worker."""
         if request.id in self._by_id:
             raise ValueError(f"flight {request.id} is open already")
-        flight = Flight(request=request, worker=worker, opened_at=now)
-        self._by_id[request.id] = flight
+        flight = Flight(request, model, opened_at=now, waiting_since=now, media=media)
+        self._by_id[request.id] = self._waiting[request.id] = flight
         return flight
+
+    def board(self, flight: Flight, worker: str, now: float) -> Generate:
+        """A new leg of a flight that waits; the message that begins it."""
+        assert flight.leg is None
+        flight.legs += 1
+        # Nobody can mistake what is still said of an earlier leg for news of this one.
+        id = flight.id if flight.legs == 1 else f"{flight.id}~{flight.legs}"
+        flight.leg = Leg(id, worker, began_at=now)
+        del self._waiting[flight.id]
+        self._by_leg.setdefault(worker, {})[id] = flight
+        deadline_s = flight.request.deadline_s
+        if deadline_s is not None:
+            deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
+        return replace(flight.request, id=id, resume=list(flight.tokens), deadline_s=deadline_s)
+
+    def leave(self, flight: Flight, now: float) -> None:
+        """Its leg is over; the flight waits for another one, unless it has ended."""
+        self._forget_leg(flight)
+        if flight.terminal is None:
+            flight.waiting_since = now
+            self._waiting[flight.id] = flight
+
+    def _forget_leg(self, flight: Flight) -> None:
+        if flight.leg is not None:
+            aboard = self._by_leg[flight.leg.worker]
+            del aboard[flight.leg.id]
+            if not aboard:
+                del self._by_leg[flight.leg.worker]
+            flight.leg = None
 
     def close(self, flight: Flight) -> None:
         """Idempotent."""
+        self._forget_leg(flight)
+        self._waiting.pop(flight.id, None)
         self._by_id.pop(flight.id, None)
 
-    def find(self, id: str, worker: str) -> Flight | None:
+    def find(self, leg: str, worker: str) -> Flight | None:
         """The flight `worker` may speak about under this id."""
-        flight = self._by_id.get(id)
-        return flight if flight is not None and flight.worker == worker else None
+        return self._by_leg.get(worker, {}).get(leg)
+
+    def legs(self, worker: str) -> Collection[str]:
+        """What a worker was sent and may still speak about."""
+        return self._by_leg.get(worker, {}).keys()
 
     def aboard(self, worker: str) -> list[Flight]:
-        """Flights of a worker that have not ended, oldest first."""
-        return [f for f in self._by_id.values() if f.worker == worker and f.terminal is None]
+        """Flights of a worker that have not ended, in the order they boarded."""
+        return [f for f in self._by_leg.get(worker, {}).values() if f.terminal is None]
+
+    def waiting(self, model: str | None = None) -> list[Flight]:
+        """Flights that are aboard no worker (of `model`; None: of any), those who came first in front."""
+        return [f for f in self._waiting.values() if f.terminal is None and model in (None, f.model)]

@@ -54,7 +54,10 @@ def status(dispatcher: Dispatcher, uptime_s: float) -> dict[str, Any]:
             "version": _version(),
             "uptime_s": round(uptime_s, 3),
             "in_flight": len(dispatcher.flights),
+            "between_workers": len(dispatcher.flights.waiting()),
             "stopping": dispatcher.stopping,
+            "failover": dict(dispatcher.failover.counts),
+            "dropped": dict(dispatcher.dropped),
         },
         "workers": [_worker(worker) for worker in dispatcher.fleet],
     }
@@ -153,7 +156,7 @@ async def clear(dispatcher: Dispatcher, model: str | None) -> dict[str, Any]:
             raise RequestError(Code.DEADLINE_EXCEEDED, message) from None
         if clearing.died is not None:
             message = f"The worker for {clearing.died} died before its cache was cleared."
-            raise RequestError(Code.WORKER_CRASHED, message, retry_after_s=1.0)
+            raise RequestError(Code.WORKER_UNAVAILABLE, message, retry_after_s=1.0)
         return {"object": "list", "data": _freed(clearing)}
 
 

@@ -14,11 +14,16 @@ class Code(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNSUPPORTED_MEDIA = "unsupported_media"
     INVALID_MEDIA = "invalid_media"
+    INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    REQUEST_TIMEOUT = "request_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     TEXT_GENERATION_BUSY = "text_generation_busy"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     MODEL_LOADING = "model_loading"
     WORKER_UNAVAILABLE = "worker_unavailable"
     WORKER_CRASHED = "worker_crashed"
@@ -44,19 +49,24 @@ _CALLER = {
     Code.CONTEXT_LENGTH_EXCEEDED: (400, "The prompt is longer than the model's context."),
     Code.UNSUPPORTED_MEDIA: (400, "This model does not take this kind of input."),
     Code.INVALID_MEDIA: (400, "An image or file in this request cannot be read."),
+    Code.INVALID_API_KEY: (401, "A valid API key is needed."),
     Code.MODEL_NOT_FOUND: (404, "The model does not exist here."),
     Code.ROUTE_NOT_FOUND: (404, "There is nothing at this address."),
     Code.METHOD_NOT_ALLOWED: (405, "This address does not take this method."),
+    Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
+    Code.HEADERS_TOO_LARGE: (431, "The request has too many headers, or too large ones."),
 }
 _RETRY = {
+    Code.RATE_LIMIT_EXCEEDED: (429, "This API key has as many requests in the house as it may."),
     Code.TEXT_GENERATION_BUSY: (503, "The server is at capacity."),
+    Code.TOO_MANY_CONNECTIONS: (503, "The server has as many connections as it takes."),
     Code.MODEL_LOADING: (503, "The model is still loading."),
     Code.WORKER_UNAVAILABLE: (503, "No worker serves this model right now."),
-    Code.WORKER_CRASHED: (503, "The worker died while it served this request."),
     Code.SHUTTING_DOWN: (503, "The server is shutting down."),
 }
 _OURS = {
+    Code.WORKER_CRASHED: (500, "This request brings its worker down."),
     Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream."),
     Code.ENGINE_ERROR: (500, "The model failed on this request."),
     Code.DEADLINE_EXCEEDED: (504, "The request was not done by its deadline."),

@@ -2,8 +2,9 @@
 
 Settings are a frozen `msgspec.Struct` whose fields are `Annotated[type, Meta(description=…)]`; the field
 `max_waiting` of the section `gateway` is `--max-waiting`, `ROUNDHOUSE_MAX_WAITING` and `max_waiting` under
-`[gateway]`; with `rename=public_name` a unit at the end of a field's name is for our code only. Everything
-wrong is reported at once, each with the place it came from.
+`[gateway]`; with `rename=public_name` a unit at the end of a field's name is for our code only. A list (a
+field of type `tuple[str, ...]`, its name in the plural) is separated by commas in text; its flag may be
+repeated, and written in the singular. Everything wrong is reported at once, each with the place it came from.
 """
 
 from __future__ import annotations
@@ -107,7 +108,15 @@ def _metas(hint: Any) -> Iterator[msgspec.Meta]:
 
 
 def _is_switch(hint: Any) -> bool:
-    return (get_args(hint)[0] if get_origin(hint) is Annotated else hint) is bool
+    return _bare(hint) in (bool, bool | None)
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(_bare(hint)) is tuple
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
@@ -117,12 +126,15 @@ def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.Ar
     for field in msgspec.structs.fields(kind):
         flag = "--" + field.encode_name.replace("_", "-")
         help_text = _describe(hints[field.name])
-        if field.default is not msgspec.NODEFAULT and field.default not in (None, ""):
+        if field.default is not msgspec.NODEFAULT and field.default not in (None, "", ()):
             default = sizes.spell(field.default) if _is_size(hints[field.name]) else field.default
             help_text += f" (default: {default})"
         help_text = help_text.replace("%", "%%")
         if _is_switch(hints[field.name]):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
+        elif _is_list(hints[field.name]):
+            names = (flag, flag.removesuffix("s"))
+            parser.add_argument(*names, metavar="A[,B…]", action="append", help=help_text)
         else:
             metavar = "SIZE" if _is_size(hints[field.name]) else _metavar(field.name)
             parser.add_argument(flag, metavar=metavar, help=help_text)
@@ -156,6 +168,11 @@ def _to_path(kind: type, value: object) -> Path:
     raise ValueError("Expected a path")
 
 
+def _split(value: object) -> list[str]:
+    texts = value if isinstance(value, list) else [str(value)]
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
 def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S | None:
     converted = {}
     hints = get_type_hints(kind, include_extras=True)
@@ -168,6 +185,8 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
         try:
             if isinstance(value, str) and _is_size(hint):
                 value = sizes.parse(value)
+            if _is_list(hint) and not typed:
+                value = _split(value)
             converted[field.name] = msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
         except (msgspec.ValidationError, sizes.SizeError) as error:
             errors.append(f"{name}: {error} (from {source})")

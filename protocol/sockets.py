@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import stat
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import zmq
 import zmq.auth
 
+from protocol.private import is_private, made_private, read_private
 from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096
@@ -40,8 +41,10 @@ class Curve:
 
     @classmethod
     def load(cls, folder: Path, end: str) -> Curve:
-        """`end` is `gateway` or `worker`. Raises `EndpointError` when a key file is missing or unreadable."""
+        """`end` is `gateway` or `worker`. Raises `EndpointError` when a key file is missing or unreadable,
+        or when the secret is open to others."""
         try:
+            read_private(folder / f"{end}.key_secret")
             gateway, _ = zmq.auth.load_certificate(folder / "gateway.key")
             worker, _ = zmq.auth.load_certificate(folder / "worker.key")
             _, secret = zmq.auth.load_certificate(folder / f"{end}.key_secret")
@@ -56,12 +59,9 @@ def write_keys(folder: Path) -> None:
     """Make the key pairs of both ends in `folder`, readable by their owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    before = os.umask(0o077)  # never readable by others, not even for a moment
-    try:
+    with made_private():
         for end in ("gateway", "worker"):
             zmq.auth.create_certificates(folder, end)
-    finally:
-        os.umask(before)
 
 
 def runtime_directory() -> Path:
@@ -72,19 +72,14 @@ def runtime_directory() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise EndpointError(f"{folder} cannot be made: {error.strerror}") from error
-    _check_private(folder)
+    if not is_private(folder):
+        raise EndpointError(f"{folder} must be a directory of yours with mode 0700")
     return folder
 
 
 def default_endpoint(port: int) -> str:
     """Where the gateway that serves HTTP on `port` meets its workers."""
     return f"ipc://{runtime_directory()}/{port}.sock"
-
-
-def _check_private(folder: Path) -> None:
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise EndpointError(f"{folder} must be a directory of yours with mode 0700")
 
 
 def check_endpoint(endpoint: str, curve: Curve | None) -> None:
@@ -97,11 +92,12 @@ def check_endpoint(endpoint: str, curve: Curve | None) -> None:
         return
     if parts.scheme != "tcp":
         raise EndpointError(f"{endpoint}: must begin with ipc:// or tcp://")
-    if curve is None and not _is_loopback(parts.hostname or ""):
+    if curve is None and not is_loopback(parts.hostname or ""):
         raise EndpointError(f"{endpoint}: tcp off loopback needs CURVE keys (--curve-keys)")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach what listens there? False for every name but `localhost`."""
     if host == "localhost":
         return True
     try:
@@ -138,7 +134,9 @@ def bind_router(
         socket.curve_secretkey = curve.secret
         socket.curve_publickey = curve.gateway_public
         socket.setsockopt(zmq.ZAP_DOMAIN, b"roundhouse")
-    socket.bind(endpoint)
+    # Whoever may write to a Unix socket may connect to it, wherever it was asked for.
+    with made_private() if endpoint.startswith("ipc:") else nullcontext():
+        socket.bind(endpoint)
     return socket
 
 

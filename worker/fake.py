@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
@@ -273,6 +274,7 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_nam
 
     endpoint: Annotated[str, Meta(description="where the gateway is")]
     name: Annotated[str, Meta(description="the model's name")] = "fake"
+    curve_keys: Annotated[Path | None, Meta(description="folder with CURVE keys")] = None
     max_running: Annotated[int, Meta(ge=1, description="rows")] = 16
     cache_limit_bytes: Annotated[Bytes | None, Meta(description="bytes for caches")] = None
     step_ms: Annotated[float, Meta(ge=0, description="how long a step takes")] = 0.0
@@ -296,6 +298,7 @@ def main() -> int:
     )
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,
+        curve_keys=configured.curve_keys,
         max_running=configured.max_running,
         cache_limit_bytes=configured.cache_limit_bytes,
         stall_timeout_s=configured.stall_timeout_s,

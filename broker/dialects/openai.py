@@ -17,7 +17,9 @@ def failure(failed: Failed) -> RequestError:
 
 def error_object(error: RequestError) -> dict[str, Any]:
     """OpenAI's error object."""
-    kind = "server_error" if error.kind.status >= 500 else "invalid_request_error"
+    status = error.kind.status
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    kind = "rate_limit_error" if status == 429 else kind
     body = {"message": error.message, "type": kind, "param": error.param, "code": str(error.code)}
     return {"error": body | error.details}
 

@@ -27,9 +27,14 @@ IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
 PURE = {
     "protocol": ("errors", "messages", "sizes", "wire"),
     "broker": (
+        "berths",
         "clearing",
+        "failover",
         "inflight",
+        "limits",
+        "reconcile",
         "reuse",
+        "suspects",
         "fleet",
         "admission",
         "dispatch",
@@ -40,7 +45,19 @@ PURE = {
         "dialects.completions",
     ),
     "deploy": ("lifecycle",),
-    "worker": ("contract", "scheduler", "pace", "ledger", "caches.grouping", "loop", "outbox", "pool"),
+    "worker": (
+        "contract",
+        "scheduler",
+        "sharing",
+        "pace",
+        "ledger",
+        "caches.grouping",
+        "caches.prefix",
+        "loop",
+        "outbox",
+        "pool",
+        "reuse",
+    ),
 }
 
 IMPORT_WITHOUT = """

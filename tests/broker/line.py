@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from broker.admission import Admission
 from broker.dispatch import Dispatcher
 from broker.fleet import Fleet
+from broker.inflight import Flight
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -32,6 +34,7 @@ from protocol.wire import WireError
 
 GATEWAY = "gateway"
 SILENT_S, STALL_S = 3.0, 60.0
+FAILOVER_S, HUNG_S = 120.0, 15.0
 
 
 class Clock:
@@ -51,12 +54,18 @@ class Line:
         self.media: dict[str, list[bytes]] = {}
         self.unreachable: set[str] = set()
         self.unsendable: set[str] = set()
+        self.killed: list[int] = []
+        self.steps = 0
+        self.contexts: list[AbstractContextManager[list[Flight]]] = []
         self.dispatcher = Dispatcher(
             incarnation=GATEWAY,
             fleet=Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S),
             admission=Admission(waiting_max=waiting_max),
             send=self.send,
             clock=self.clock,
+            failover_timeout_s=FAILOVER_S,
+            hung_timeout_s=HUNG_S,
+            kill=self.killed.append,
         )
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
@@ -73,6 +82,10 @@ class Line:
         self.sent = [(to, message) for to, message in self.sent if to != peer]
         return messages
 
+    def legs_sent_to(self, peer: str) -> list[str]:
+        """The requests among them, by the ids that the worker is to call them."""
+        return [message.id for message in self.sent_to(peer) if isinstance(message, Generate)]
+
     def hello(self, worker: str, model: str = "m", version: int = PROTOCOL_VERSION) -> None:
         self.dispatcher.hear(worker, Hello(incarnation=worker, version=version, model=model, pid=1))
 
@@ -80,6 +93,19 @@ class Line:
         """A worker comes, loaded."""
         self.hello(worker, model)
         self.dispatcher.hear(worker, ready(worker, model, rows, images))
+
+    def board(self, request: Generate, media: Sequence[bytes] = ()) -> Flight:
+        """A client who stays."""
+        context = self.dispatcher.board(self.dispatcher.find("m"), [request], media)
+        self.contexts.append(context)
+        [flight] = context.__enter__()
+        return flight
+
+    def lose_for_good(self, worker: str) -> None:
+        """It dies, and no other comes for as long as anybody waits."""
+        self.dispatcher.lost(worker)
+        self.clock.now += FAILOVER_S + 1
+        self.dispatcher.sweep()
 
     def beat(
         self,
@@ -130,7 +156,7 @@ def events(worker: str, id: str, *texts: str, first: int = 0) -> Events:
     return Events(incarnation=worker, deltas=deltas)
 
 
-def finished(worker: str, id: str, tokens: int = 1, cached: int = 0) -> Finished:
+def finished(worker: str, id: str, tokens: int = 0, cached: int = 0) -> Finished:
     usage = Usage(prompt_tokens=3, completion_tokens=tokens, cached_tokens=cached)
     return Finished(incarnation=worker, id=id, reason="stop", usage=usage)
 

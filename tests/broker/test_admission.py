@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from broker.admission import RETRY_AFTER_S_MAX, Admission
+from broker.admission import RETRY_AFTER_S_MAX, Admission, has_begun
 from broker.inflight import Flight, Flights
 from protocol.errors import Code, RequestError
-from protocol.messages import Delta, Generate, Sampling
+from protocol.messages import Accepted, Delta, Generate, Reuse, Reused, Sampling
 
 
 def aboard(running: int, waiting: int) -> list[Flight]:
     flights = Flights()
     for number in range(running + waiting):
         id = f"{'running' if number < running else 'waiting'}-{number}"
-        flight = flights.open(Generate(incarnation="g", id=id, sampling=Sampling(seed=1)), "w", now=0.0)
+        flight = flights.open(Generate(incarnation="g", id=id, sampling=Sampling(seed=1)), "m", now=0.0)
+        flights.board(flight, "w", now=0.0)
         if number < running:
             flight.gain(Delta(id=id, sequence=0, tokens=[1]), now=1.0)
     return flights.aboard("w")
@@ -45,7 +46,10 @@ def test_a_refusal_says_who_runs_and_who_waits() -> None:
         "running_ids": ["running-0", "running-1", "running-2"],
         "waiting_ids": ["waiting-3", "waiting-4"],
     }
-    assert error.message == "The server is at capacity: 3 requests are running and 2 are waiting."
+    assert error.message == (
+        "The server is at capacity: 3 requests are running and 2 are waiting."
+        " Running: running-0, running-1, running-2. Waiting: waiting-3, waiting-4."
+    )
     assert error.kind.status == 503
     assert error.kind.retryable
 
@@ -56,6 +60,23 @@ def test_a_refusal_names_no_more_than_a_few() -> None:
     for named in (error.details["running_ids"], error.details["waiting_ids"]):
         assert isinstance(named, list)
         assert len(named) == 16
+    assert error.message.count("running-") == error.message.count("waiting-") == 16
+    assert error.message.count(" and 484 more.") == 2
+
+
+def test_of_nobody_a_refusal_says_nothing() -> None:
+    error = Admission(waiting_max=0).busy([], "No room")
+    assert error.message == "No room: 0 requests are running and 0 are waiting."
+
+
+def test_a_request_runs_from_when_its_worker_has_taken_it_up() -> None:
+    [flight] = aboard(running=0, waiting=1)
+    flight.accept(Accepted(incarnation="w", id=flight.id, prompt_tokens=3))
+    assert not has_begun(flight)
+    flight.reused(Reused(incarnation="w", id=flight.id, reuse=Reuse()))
+    assert has_begun(flight)
+    error = Admission(waiting_max=0).busy([flight])
+    assert (error.details["running"], error.details["waiting"]) == (1, 0)
 
 
 # --- when to come back -------------------------------------------------------------------------------

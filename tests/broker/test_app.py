@@ -468,9 +468,9 @@ def test_what_goes_wrong_while_the_headers_are_held_is_as_before_the_first_word(
             assert answer.sent == []
             assert house.cancels() == [id]
         else:
-            house.line.dispatcher.lost("w")
+            house.line.lose_for_good("w")
             await answer.end()
-            assert (answer.status, answer.error["code"]) == (503, "worker_crashed")
+            assert (answer.status, answer.error["code"]) == (503, "worker_unavailable")
             assert CACHE not in answer.headers
 
     run(talk())
@@ -575,7 +575,7 @@ def test_the_cache_of_one_model_is_cleared_alone(house: House) -> None:
     ("how", "status_code", "code"),
     [
         ("silence", 504, "deadline_exceeded"),
-        ("death", 503, "worker_crashed"),
+        ("death", 503, "worker_unavailable"),
         ("absence", 503, "worker_unavailable"),
     ],
 )
@@ -619,9 +619,7 @@ def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> Non
         assert len({request.sampling.seed for request in roomy.requests()}) == 3
         for number, request in reversed([*enumerate(roomy.requests())]):
             id = request.id
-            roomy.line.say(
-                "w", accepted("w", id), events("w", id, f"{number}", "!"), finished("w", id, number + 1)
-            )
+            roomy.line.say("w", accepted("w", id), events("w", id, f"{number}", "!"), finished("w", id, 2))
         document = (await answer.end()).json
         assert [c["message"]["content"] for c in document["choices"]] == ["0!", "1!", "2!"]
         assert [c["index"] for c in document["choices"]] == [0, 1, 2]
@@ -697,16 +695,16 @@ def test_a_client_that_leaves_frees_the_rows_of_all_its_answers(roomy: House) ->
     assert len(roomy.line.dispatcher.flights) == 0
 
 
-def test_a_worker_that_dies_under_several_answers_is_one_error(roomy: House) -> None:
+def test_a_worker_lost_for_good_under_several_answers_is_one_error(roomy: House) -> None:
     async def talk() -> None:
         answer = roomy.chat(n=2, stream=True)
         await roomy.arrived(2)
         for request in roomy.requests():
             roomy.line.say("w", accepted("w", request.id), events("w", request.id, "x"))
         await answer.holds(b'"index":1,"delta":{"content":"x"}')
-        roomy.line.dispatcher.lost("w")
+        roomy.line.lose_for_good("w")
         await answer.end()
-        assert answer.body.count(b'"worker_crashed"') == answer.body.count(b"[DONE]") == 1
+        assert answer.body.count(b'"worker_unavailable"') == answer.body.count(b"[DONE]") == 1
 
     run(talk())
 
@@ -720,7 +718,7 @@ def test_a_completion_goes_on_with_its_prompts(roomy: House) -> None:
         await roomy.arrived(4)
         assert [request.prompt for request in roomy.requests()] == ["Once", "Once", "Twice", "Twice"]
         for number, request in enumerate(roomy.requests()):
-            roomy.line.say("w", events("w", request.id, f"{number}"), finished("w", request.id, 2))
+            roomy.line.say("w", events("w", request.id, f"{number}", ""), finished("w", request.id, 2))
         document = (await answer.end()).json
         assert document["object"] == "text_completion"
         assert [choice["text"] for choice in document["choices"]] == ["0", "1", "2", "3"]
@@ -799,7 +797,12 @@ def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("code", "status", "retry"),
-    [("engine_error", 500, False), ("worker_crashed", 503, True), ("a_later_code", 500, False)],
+    [
+        ("engine_error", 500, False),
+        ("worker_crashed", 500, False),
+        ("shutting_down", 503, True),
+        ("a_later_code", 500, False),
+    ],
 )
 def test_what_fails_before_it_began_has_its_status(
     stream: bool, code: str, status: int, retry: bool, house: House
@@ -823,12 +826,12 @@ def test_a_stream_that_fails_late_ends_with_an_error_and_done(house: House) -> N
         id = await house.arrived()
         house.line.say("w", accepted("w", id), events("w", id, "x"))
         await answer.holds(b'"x"')
-        house.line.dispatcher.lost("w")
+        house.line.lose_for_good("w")
         await answer.end()
         assert answer.status == 200
         assert answer.complete
         *_, error, done, rest = answer.body.decode().split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "worker_crashed"
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "worker_unavailable"
         assert (done, rest) == ("data: [DONE]", "")
 
     run(talk())

@@ -667,7 +667,9 @@ def test_a_code_of_a_later_version_is_an_internal_error() -> None:
 @pytest.mark.parametrize("code", Code)
 def test_an_error_has_the_shape_that_clients_know(code: Code) -> None:
     error = RequestError(code, "Because.", param="n", details={"running": 2})
-    kind = "server_error" if KINDS[code].status >= 500 else "invalid_request_error"
+    status = KINDS[code].status
+    others = "rate_limit_error" if status == 429 else "invalid_request_error"
+    kind = "server_error" if status >= 500 else others
     assert openai.error_object(error) == {
         "error": {"message": "Because.", "type": kind, "param": "n", "code": code.value, "running": 2}
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from broker.fleet import Verdict
 from broker.inflight import Flight
@@ -20,6 +21,7 @@ from protocol.messages import (
 )
 from tests.broker.line import (
     GATEWAY,
+    HUNG_S,
     SILENT_S,
     STALL_S,
     Line,
@@ -100,23 +102,28 @@ def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
     assert line.dispatcher.dropped["no_flight"] == 5
 
 
-def test_a_worker_that_says_goodbye_is_gone_and_so_are_its_flights(line: Line) -> None:
+def test_a_worker_that_says_goodbye_is_gone_and_nobody_is_suspected(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as flights:
         line.dispatcher.hear("w", Goodbye(incarnation="w", reason="asked to stop"))
-        assert isinstance(flight.terminal, Failed)
-        assert flight.terminal.code == Code.WORKER_CRASHED
-    assert list(line.dispatcher.fleet) == []
+        assert [(flight.leg, flight.terminal) for flight in flights] == [(None, None)] * 2
+        line.serving("w2")
+        assert line.legs_sent_to("w2") == ["a~2", "b~2"]
+    assert [worker.incarnation for worker in line.dispatcher.fleet] == ["w2"]
 
 
 def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [flight, _]:
+        line.say("w", events("w", "a", "x"))
+        line.sent_to("w")
         line.hello("w")
-        assert isinstance(flight.terminal, Failed)
-        assert flight.terminal.code == Code.WORKER_CRASHED
-    line.dispatcher.hear("w", ready("w"))
-    assert line.dispatcher.find("m").incarnation == "w"
+        assert flight.leg is None
+        line.dispatcher.hear("w", ready("w"))
+        assert line.legs_sent_to("w") == ["a~2", "b~2"]
+        line.say("w", events("w", "a", "stale", first=1), finished("w", "a"), events("w", "a~2", "y"))
+        assert text_of(flight) == "xy"
+    assert line.dispatcher.dropped["no_flight"] == 2
 
 
 # --- several flights of one client -------------------------------------------------------------------
@@ -236,7 +243,7 @@ def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(line: Lin
     assert len(line.dispatcher.flights) == 0
 
 
-def test_a_damaged_stream_fails_its_flight_alone_and_its_worker_stops(line: Line) -> None:
+def test_a_flight_of_which_something_was_lost_is_sent_again_alone(line: Line) -> None:
     line.serving("w")
     worker = line.dispatcher.find("m")
     with (
@@ -246,10 +253,11 @@ def test_a_damaged_stream_fails_its_flight_alone_and_its_worker_stops(line: Line
         line.sent_to("w")
         both = events("w", "a", "x", first=1).deltas + events("w", "b", "x").deltas
         line.say("w", type(events("w", "a"))(incarnation="w", deltas=both))
-        assert line.sent_to("w") == [cancel("a")]
-        assert isinstance(damaged.terminal, Failed)
-        assert whole.terminal is None
+        assert line.sent_to("w") == [cancel("a"), replace(request("a"), id="a~2")]
+        assert damaged.terminal is None
+        assert text_of(damaged) == ""
         assert text_of(whole) == "x"
+    assert line.dispatcher.dropped == {"gap": 1}
 
 
 def test_what_comes_after_the_end_changes_nothing(line: Line) -> None:
@@ -304,9 +312,8 @@ def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
     ):
         line.dispatcher.lost("w1")
         line.dispatcher.lost("w1")
-        assert isinstance(lost.terminal, Failed)
-        assert lost.terminal.code == Code.WORKER_CRASHED
-        assert other.terminal is None
+        assert lost.leg is None
+        assert other.leg is not None
         line.say("w2", finished("w2", "b"))
         assert isinstance(other.terminal, Finished)
 
@@ -330,7 +337,9 @@ def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-def test_a_worker_that_hangs_loses_its_flights_and_is_told_so(verdict: Verdict, line: Line) -> None:
+def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_end(
+    verdict: Verdict, line: Line
+) -> None:
     line.serving("w")
     with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.beat("w", running=1, steps=1)
@@ -340,12 +349,14 @@ def test_a_worker_that_hangs_loses_its_flights_and_is_told_so(verdict: Verdict, 
             line.beat("w", running=1, steps=1)
         line.sent_to("w")
         line.dispatcher.sweep()
-        assert isinstance(flight.terminal, Failed)
-        assert flight.terminal.code == Code.WORKER_CRASHED
-        assert verdict.value in flight.terminal.message
+        assert flight.leg is None
         assert line.sent_to("w") == [cancel("a")]
         line.dispatcher.sweep()
         assert line.sent_to("w") == []
+        assert line.killed == []
+        line.clock.now += HUNG_S + 1
+        line.dispatcher.sweep()
+        assert line.killed == [1]
     with pytest.raises(RequestError):
         line.dispatcher.find("m")
 

@@ -1,19 +1,27 @@
 """The gateway against simulated workers that die, hang, reconnect, repeat themselves and lie.
 
 One rule is one thing that can happen; hypothesis strings them together. What workers say lies on the line
-until it is delivered, also after they are dead, so that every order that ZeroMQ can produce comes about.
+until it is delivered, also after they are dead, so that every order that ZeroMQ can produce comes about; and
+the line loses, doubles and swaps what lies on it, which ZeroMQ is not known to do.
+
+The same rules, weighted and with dice instead of hypothesis, make histories that a seed replays:
+`python -m tests.broker.test_dispatch_simulated 0 10000` plays so many.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import logging
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from broker.clearing import Clearing
 from broker.fleet import Worker
@@ -21,106 +29,31 @@ from broker.inflight import PENDING_DELTAS_MAX, Flight, Item
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     Cancel,
-    ClearCache,
     Delta,
     Events,
     Failed,
     Finished,
-    Generate,
     Goodbye,
-    Heartbeat,
-    Hello,
-    Loading,
     Message,
-    Rejected,
     Reused,
     ToGateway,
-    Welcome,
 )
-from tests.broker.line import (
-    SILENT_S,
-    STALL_S,
-    Line,
-    accepted,
-    cleared,
-    failed,
-    finished,
-    ready,
-    request,
-    reused,
-)
+from tests.broker.line import SILENT_S, STALL_S, accepted, failed, finished, ready, request, reused
+from tests.broker.peers import POISON, ROWS, TOKENS, WAITING, Peer, SimulatedLine, of_flights, text_at
 
-ROWS, WAITING = 2, 2
 WORKERS_MAX = 4
-TOKENS = 3
+ROUNDS_MAX = 400
+ROUNDS_AFTER = 12
+SEEDS = 200
 FORGED = "never said"
-
-
-def text_at(worker: str, id: str, sequence: int) -> str:
-    """What a worker says at a position: nobody else, of no other request, at no other place, says it."""
-    return f"{worker}/{id}/{sequence} "
-
-
-@dataclass(eq=False)
-class Peer:
-    """One incarnation of a worker process, as honest as the real one unless a rule says otherwise."""
-
-    name: str
-    model: str
-    alive: bool = True
-    noticed: bool = False
-    full: bool = False
-    hung: bool = False
-    loaded: bool = False
-    steps: int = 0
-    rows: dict[str, int] = field(default_factory=dict)
-    inbox: deque[Message] = field(default_factory=deque)
-    line: deque[ToGateway] = field(default_factory=deque)
-    said: set[str] = field(default_factory=set)
-    """Requests it has truly ended."""
-
-    def introduce(self) -> None:
-        self.line.append(Hello(incarnation=self.name, version=1, model=self.model, pid=1))
-        if self.loaded:
-            self.line.append(ready(self.name, self.model, ROWS))
-        else:
-            self.line.append(Loading(incarnation=self.name, done=0, total=2))
-
-    def work(self) -> None:
-        """Take what has come, then make a step."""
-        while self.inbox:
-            match self.inbox.popleft():
-                case Generate(id=id):
-                    self.rows[id] = 0
-                    self.line.append(accepted(self.name, id))
-                    self.line.append(reused(self.name, id, TOKENS))
-                case ClearCache(id=id):
-                    self.line.append(cleared(self.name, id, 1))
-                case Cancel(id=id):
-                    self.rows.pop(id, None)
-                case Welcome():
-                    pass
-                case Rejected():
-                    raise AssertionError("it speaks our version")
-        if self.rows:
-            self.steps += 1
-            deltas = [self.delta(id, sequence) for id, sequence in self.rows.items()]
-            self.line.append(Events(incarnation=self.name, deltas=deltas))
-        for id in list(self.rows):
-            self.rows[id] += 1
-            if self.rows[id] == TOKENS:
-                self.end(id, finished(self.name, id, TOKENS))
-
-    def delta(self, id: str, sequence: int) -> Delta:
-        return Delta(id=id, sequence=sequence, tokens=[sequence], text=text_at(self.name, id, sequence))
-
-    def end(self, id: str, how: Finished | Failed) -> None:
-        del self.rows[id]
-        self.said.add(id)
-        self.line.append(how)
-
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(incarnation=self.name, running=len(self.rows), waiting=0, steps=self.steps)
+POSSIBLE = {
+    "engine_error",
+    "a_later_code",
+    *(
+        code.value
+        for code in (Code.WORKER_UNAVAILABLE, Code.WORKER_CRASHED, Code.INTERNAL_ERROR, Code.SHUTTING_DOWN)
+    ),
+}
 
 
 @dataclass(eq=False)
@@ -139,23 +72,6 @@ class Client:
         return bool(self.read) and isinstance(self.read[-1], Finished | Failed)
 
 
-class SimulatedLine(Line):
-    """A line whose other end is the peers."""
-
-    def __init__(self, peers: dict[str, Peer]) -> None:
-        super().__init__(waiting_max=WAITING)
-        self.peers = peers
-
-    def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
-        super().send(peer, message, media)
-        receiver = self.peers.get(peer)
-        if receiver is None or receiver.full or (not receiver.alive and receiver.noticed):
-            return False
-        # The connection of one that has just died still takes what nobody will read.
-        receiver.inbox.append(message)
-        return True
-
-
 class Gateway(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -164,6 +80,7 @@ class Gateway(RuleBasedStateMachine):
         self.dispatcher = self.line.dispatcher
         self.clients: list[Client] = []
         self.opened = 0
+        self.ends: Counter[str] = Counter()
         self.orders: list[tuple[AbstractContextManager[Clearing], Clearing, set[str]]] = []
 
     def pick(self, number: int, peers: list[Peer]) -> Peer:
@@ -234,11 +151,13 @@ class Gateway(RuleBasedStateMachine):
             peer.line.append(Goodbye(incarnation=peer.name, reason="asked to stop"))
         peer.alive = False
 
-    @precondition(lambda self: any(not peer.alive and not peer.noticed for peer in self.peers.values()))
+    def unnoticed(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if not peer.alive and not peer.noticed]
+
+    @precondition(lambda self: self.unnoticed())
     @rule(number=st.integers(0, 99))
     def death_is_noticed(self, number: int) -> None:
-        dead = [peer for peer in self.peers.values() if not peer.alive and not peer.noticed]
-        self.notice(self.pick(number, dead))
+        self.notice(self.pick(number, self.unnoticed()))
 
     def notice(self, peer: Peer) -> None:
         peer.noticed = True
@@ -266,6 +185,25 @@ class Gateway(RuleBasedStateMachine):
         for _ in range(min(most, len(peer.line))):
             self.dispatcher.hear(peer.name, peer.line.popleft())
 
+    @precondition(lambda self: self.under_way())
+    @rule(number=st.integers(0, 99), how=st.sampled_from(["lost", "doubled", "swapped"]))
+    def something_happens(self, number: int, how: str) -> None:
+        """On the line."""
+        lines = [line for peer in self.peers.values() for line in (peer.line, peer.inbox)]
+        places = [(line, n) for line in lines for n, message in enumerate(line) if of_flights(message)]
+        line, place = places[number % len(places)]
+        match how:
+            case "lost":
+                del line[place]
+            case "doubled":
+                line.insert(place, line[place])
+            case _ if place + 1 < len(line) and of_flights(line[place + 1]):
+                line[place], line[place + 1] = line[place + 1], line[place]
+
+    def under_way(self) -> list[Message]:
+        messages = [message for peer in self.peers.values() for message in (*peer.line, *peer.inbox)]
+        return [message for message in messages if of_flights(message)]
+
     @precondition(lambda self: self.clients)
     @rule(
         number=st.integers(0, 99), kind=st.sampled_from(["delta", "finished", "failed", "accepted", "reused"])
@@ -273,41 +211,43 @@ class Gateway(RuleBasedStateMachine):
     def somebody_else_speaks_of_a_flight(self, number: int, kind: str) -> None:
         """Under its own name, and under that of the flight's worker."""
         flight = self.clients[number % len(self.clients)].flight
-        others = [name for name in [*self.peers, "stranger"] if name != flight.worker]
-        for signature in (other := others[number % len(others)], flight.worker):
+        leg = flight.leg
+        id, sequence, worker = (leg.id, leg.deltas, leg.worker) if leg else (flight.id, 0, "nobody")
+        others = [name for name in [*self.peers, "stranger"] if name != worker]
+        for signature in (other := others[number % len(others)], worker):
             message: ToGateway
             match kind:
                 case "delta":
-                    delta = Delta(id=flight.id, sequence=flight.deltas, tokens=[1], text=FORGED)
+                    delta = Delta(id=id, sequence=sequence, tokens=[1], text=FORGED)
                     message = Events(incarnation=signature, deltas=[delta])
                 case "finished":
-                    message = finished(signature, flight.id)
+                    message = finished(signature, id)
                 case "failed":
-                    message = failed(signature, flight.id, FORGED)
+                    message = failed(signature, id, FORGED)
                 case "reused":
-                    message = reused(signature, flight.id, 1, FORGED)
+                    message = reused(signature, id, 1, FORGED)
                 case _:
-                    message = accepted(signature, flight.id)
+                    message = accepted(signature, id)
             self.dispatcher.hear(other, message)
 
     @precondition(lambda self: self.clients)
     @rule(number=st.integers(0, 99), offset=st.sampled_from([-1, 1, 2]))
     def worker_skips_or_repeats_a_delta(self, number: int, offset: int) -> None:
         """True text in a wrong place."""
-        flight = self.clients[number % len(self.clients)].flight
-        peer, sequence = self.peers[flight.worker], max(0, flight.deltas + offset)
-        self.dispatcher.hear(
-            peer.name, Events(incarnation=peer.name, deltas=[peer.delta(flight.id, sequence)])
-        )
+        leg = self.clients[number % len(self.clients)].flight.leg
+        peer = self.peers[leg.worker] if leg else None
+        if leg and peer and leg.id in peer.rows:
+            delta = peer.delta(leg.id, max(0, leg.deltas + offset))
+            self.dispatcher.hear(peer.name, Events(incarnation=peer.name, deltas=[delta]))
 
     @precondition(lambda self: self.opened)
     @rule(number=st.integers(0, 99), id=st.integers(1, 60))
     def worker_ends_a_request_twice(self, number: int, id: int) -> None:
         """One that is running, is over, or never was aboard."""
         peer = self.pick(number, list(self.peers.values()))
-        if f"r{id}" in peer.said:
-            peer.line.append(failed(peer.name, f"r{id}", "engine_error"))
-            peer.line.append(Events(incarnation=peer.name, deltas=[peer.delta(f"r{id}", TOKENS)]))
+        for leg in sorted(said for said in peer.said if said.partition("~")[0] == f"r{id}"):
+            peer.line.append(failed(peer.name, leg, "engine_error"))
+            peer.line.append(Events(incarnation=peer.name, deltas=[peer.delta(leg, TOKENS)]))
 
     # --- time ---
 
@@ -332,29 +272,36 @@ class Gateway(RuleBasedStateMachine):
         for _ in range(times):
             self.open(model, choices)
 
-    def open(self, model: str | None, choices: int) -> None:
+    @rule(model=st.sampled_from(["m1", "m2"]))
+    def poison_comes(self, model: str) -> None:
+        self.open(model, 1, POISON)
+
+    def open(self, model: str | None, choices: int, kind: str = "r") -> None:
         try:
             worker = self.dispatcher.find(model)
         except RequestError as error:
             refused = error.code
         else:
             assert model in (None, worker.model)
-            self.board(worker, choices)
+            self.board(worker, choices, kind)
             return
         assert refused in {Code.WORKER_UNAVAILABLE, Code.MODEL_LOADING, Code.SHUTTING_DOWN}
 
-    def board(self, worker: Worker, choices: int) -> None:
-        full = len(self.dispatcher.flights.aboard(worker.incarnation)) + choices > ROWS + WAITING
-        requests = [request(f"r{self.opened + number}") for number in range(1, choices + 1)]
+    def board(self, worker: Worker, choices: int, kind: str) -> None:
+        flights = self.dispatcher.flights
+        present = len(flights.aboard(worker.incarnation)) + len(flights.waiting(worker.model))
+        full = present + choices > ROWS + WAITING
+        ids = [f"{kind}{self.opened + number}" for number in range(1, choices + 1)]
+        requests = [replace(request(id), prompt=ids[0]) for id in ids]
         self.opened += choices
         context = self.dispatcher.board(worker, requests, ())
         try:
-            flights = context.__enter__()
+            opened = context.__enter__()
         except RequestError as error:
             refused = error.code
         else:
             assert not full
-            self.clients += [Client(context, flight) for flight in flights]
+            self.clients += [Client(context, flight) for flight in opened]
             return
         assert full or not self.reachable(worker.incarnation)
         assert refused is (Code.TEXT_GENERATION_BUSY if full else Code.WORKER_UNAVAILABLE)
@@ -375,13 +322,15 @@ class Gateway(RuleBasedStateMachine):
 
     def leave(self, one: Client) -> None:
         party = [client for client in self.clients if client.context is one.context]
-        running = [(c.flight.worker, c.flight.id) for c in party if c.flight.terminal is None]
+        legs = [client.flight.leg for client in party if client.flight.terminal is None]
+        running = [(leg.worker, leg.id) for leg in legs if leg is not None]
         self.line.sent.clear()
         one.context.__exit__(None, None, None)
         for client in party:
             self.clients.remove(client)
             client.take()
             self.check(client)
+            self.ends[getattr(client.flight.terminal, "code", "")] += 1
         told = [(to, message.id) for to, message in self.line.sent if isinstance(message, Cancel)]
         assert told == running
 
@@ -427,9 +376,14 @@ class Gateway(RuleBasedStateMachine):
         assert list(self.dispatcher.flights) == [client.flight for client in self.clients]
 
     @invariant()
-    def no_worker_has_more_aboard_than_it_may(self) -> None:
+    def suspects_fly_alone_and_whoever_waits_is_aboard_nobody(self) -> None:
+        flights = self.dispatcher.flights
+        aboard = [flight for name in self.peers for flight in flights.aboard(name)]
         for name in self.peers:
-            assert len(self.dispatcher.flights.aboard(name)) <= ROWS + WAITING
+            assert sum(flight.suspect for flight in flights.aboard(name)) <= 1
+        open_ones = [client.flight for client in self.clients if client.flight.terminal is None]
+        assert {flight.id for flight in open_ones} == {f.id for f in [*aboard, *flights.waiting()]}
+        assert len(open_ones) == len(aboard) + len(flights.waiting())
 
     @invariant()
     def flights_are_sound(self) -> None:
@@ -441,7 +395,8 @@ class Gateway(RuleBasedStateMachine):
         flight, items = client.flight, [*client.read, *client.flight.pending]
         texts = [item.text for item in items if isinstance(item, Delta)]
         # Nothing lost, doubled or out of order, and nothing of another flight, worker or liar.
-        assert texts == [text_at(flight.worker, flight.id, n) for n in range(len(texts))]
+        assert texts == [text_at(flight.id, n) for n in range(len(texts))]
+        assert flight.tokens == list(range(len(texts)))
         told = [item.reuse for item in items if isinstance(item, Reused)]
         assert told == ([flight.reuse] if flight.reuse is not None else [])
         assert FORGED not in [reuse.tier for reuse in told]
@@ -450,32 +405,110 @@ class Gateway(RuleBasedStateMachine):
         if ends:
             assert items[-1] is ends[0] is flight.terminal
         match flight.terminal:
-            case Finished():
-                assert flight.id in self.peers[flight.worker].said
-                assert len(texts) == TOKENS
+            case Finished(usage=usage):
+                assert len(texts) == usage.completion_tokens == TOKENS
             case Failed(code=code):
-                assert code != FORGED
+                assert code in POSSIBLE
 
-    def teardown(self) -> None:
-        """However it went: once the line is empty and the clock has run, everyone has an answer."""
-        for peer in list(self.peers.values()):
-            if not peer.alive:
-                self.notice(peer)
-            elif not peer.hung:
-                for _ in range(TOKENS + 1):
-                    peer.work()
+    def all_is_well_for_a_while(self) -> None:
+        """But for poison, that is: who has died is missed, and a successor comes."""
+        for peer in self.unnoticed():
+            self.notice(peer)
+        for model in ("m1", "m2"):
+            if not any(peer.loaded for peer in self.alive() if peer.model == model):
+                self.worker_comes(model, loaded=True)
+        for peer in self.alive():
+            peer.work()
+            peer.line.append(peer.heartbeat())
+        for peer in self.peers.values():
             while peer.line:
                 self.dispatcher.hear(peer.name, peer.line.popleft())
-        for client in self.clients:
-            assert client.flight.terminal is not None or self.peers[client.flight.worker].hung
-        self.line.clock.now += SILENT_S + STALL_S
+        self.line.clock.now += 0.25
         self.dispatcher.sweep()
+
+    def teardown(self) -> None:
+        """However it went: with workers that work and a line that carries, everyone has an answer soon."""
+        for peer in self.alive():
+            peer.hung = peer.full = False
+        for _ in range(ROUNDS_MAX):
+            if all(client.flight.terminal is not None for client in self.clients):
+                break
+            self.all_is_well_for_a_while()
         for client in self.clients:
             client.take()
             assert client.ended, f"{client.flight.id} hangs"
         while self.clients:
             self.leave(self.clients[0])
-        assert len(self.dispatcher.flights) == 0
+        for _ in range(ROUNDS_AFTER):
+            self.all_is_well_for_a_while()
+        self.nothing_is_left()
+
+    def nothing_is_left(self) -> None:
+        flights = self.dispatcher.flights
+        assert (len(flights), flights.waiting()) == (0, [])
+        assert not any(flights.legs(name) for name in self.peers)
+        assert not any(peer.rows for peer in self.alive())
+
+
+Action = Callable[[Gateway, Callable[[], int]], object]
+"""Something that can happen to a gateway, with dice."""
+
+ACTIONS: dict[Action, int] = {
+    lambda g, n: g.clients_come(["m1", "m1", "m2", None][n() % 4], 1, 1 + n() % 2): 12,
+    lambda g, n: g.poison_comes(["m1", "m2"][n() % 2]): 1,
+    lambda g, n: g.alive() and g.worker_works(n(), 1 + n() % 2): 30,
+    lambda g, n: g.deliver(n(), 1 + n() % 4): 40,
+    lambda g, n: g.alive() and g.worker_beats(n()): 10,
+    lambda g, n: g.time_passes([0.25, 0.25, SILENT_S + 0.1][n() % 3]): 6,
+    lambda g, n: g.under_way() and g.something_happens(n(), ["lost", "doubled", "swapped"][n() % 3]): 6,
+    lambda g, n: g.clients and g.client_reads(n()): 6,
+    lambda g, n: g.clients and g.client_leaves(n()): 3,
+    lambda g, n: len(g.alive()) < WORKERS_MAX and g.worker_comes(["m1", "m2"][n() % 2], n() % 3 > 0): 4,
+    lambda g, n: g.alive() and g.worker_has_loaded(n()): 3,
+    lambda g, n: g.alive() and g.worker_dies(n(), n() % 4 == 0): 3,
+    lambda g, n: g.unnoticed() and g.death_is_noticed(n()): 8,
+    lambda g, n: g.alive() and g.worker_hangs_or_recovers(n()): 2,
+    lambda g, n: g.alive() and g.workers_queue_fills_or_empties(n()): 2,
+    lambda g, n: g.alive() and g.worker_reconnects_before_anyone_notices(n()): 1,
+    lambda g, n: g.alive() and g.a_living_worker_is_taken_for_dead(n()): 1,
+    lambda g, n: g.clients and g.somebody_else_speaks_of_a_flight(n(), ["delta", "finished"][n() % 2]): 3,
+    lambda g, n: g.clients and g.worker_skips_or_repeats_a_delta(n(), [-1, 1, 2][n() % 3]): 2,
+}
+
+
+def play(seed: int, actions: int = 200) -> Gateway:
+    """A history that its seed brings about again, to its end."""
+    dice = random.Random(seed)
+    gateway = Gateway()
+    gateway.two_workers_serve()
+    for action in dice.choices(list(ACTIONS), list(ACTIONS.values()), k=actions):
+        action(gateway, lambda: dice.randrange(100))
+        gateway.every_open_request_is_a_flight_and_no_other()
+        gateway.suspects_fly_alone_and_whoever_waits_is_aboard_nobody()
+        gateway.flights_are_sound()
+    gateway.teardown()
+    return gateway
+
+
+def soak(seeds: range) -> Counter[str]:
+    """Play them all; what came about in them."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            gateway = play(seed)
+        except Exception as error:
+            raise AssertionError(f"play({seed}) fails") from error
+        seen.update(gateway.dispatcher.dropped)
+        seen.update(gateway.dispatcher.failover.counts)
+        seen.update(gateway.ends)
+    return seen
+
+
+def test_whatever_a_seed_brings_about_every_request_ends_once_and_whole() -> None:
+    seen = soak(range(SEEDS))
+    # The histories are worth something only if all of this comes about in them.
+    assert seen.keys() >= {"double", "gap", "lost", "stray", "no_flight", "forged", "unknown_sender"}
+    assert seen.keys() >= {"grounded", "resumed", "worker_crashed", ""}
 
 
 Gateway.TestCase.settings = settings(
@@ -486,3 +519,8 @@ Gateway.TestCase.settings = settings(
 )
 
 test_whatever_workers_and_clients_do_every_request_ends_once_and_whole = Gateway.TestCase
+
+
+if __name__ == "__main__":
+    logging.disable()
+    print(soak(range(int(sys.argv[1]), int(sys.argv[2]))))

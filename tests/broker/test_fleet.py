@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from broker.fleet import RETRY_ABSENT_S, RETRY_LOADING_S_DEFAULT, Fleet, Verdict, Worker
@@ -17,6 +19,7 @@ class Yard:
     def __init__(self) -> None:
         self.fleet = Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S)
         self.now = 1000.0
+        self.aboard: Counter[str] = Counter()
 
     def hello(self, incarnation: str = "w", model: str = "m") -> Worker:
         message = Hello(incarnation=incarnation, version=1, model=model, pid=7)
@@ -45,7 +48,7 @@ class Yard:
         self.fleet.heartbeat(worker, message, self.now)
 
     def find(self, model: str | None = None) -> Worker:
-        return self.fleet.find(model, self.now)
+        return self.fleet.find(model, self.now, lambda worker: (False, self.aboard[worker.incarnation]))
 
     def refusal(self, model: str | None = None) -> RequestError:
         with pytest.raises(RequestError) as caught:
@@ -182,6 +185,20 @@ def test_the_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -
     assert yard.fleet.sweep(yard.now) == []
 
 
+def test_only_who_was_ready_and_stays_under_a_verdict_counts_as_hung(yard: Yard) -> None:
+    hung, wakes, _loading = yard.serving("w1"), yard.serving("w2"), yard.hello("w3")
+    yard.now += SILENT_S + 1
+    yard.fleet.sweep(yard.now)
+    yard.beat(wakes)
+    yard.now += 2
+    yard.fleet.sweep(yard.now)
+    assert yard.fleet.hung(yard.now, after_s=2) == []
+    yard.now += 0.5
+    yard.beat(wakes)
+    yard.fleet.sweep(yard.now)
+    assert yard.fleet.hung(yard.now, after_s=2) == [hung]
+
+
 # --- where a request goes ----------------------------------------------------------------------------
 
 
@@ -196,12 +213,11 @@ def test_a_request_without_a_model_goes_to_any_worker(yard: Yard) -> None:
     assert yard.find(None) is worker
 
 
-def test_a_request_goes_where_the_fewest_rows_run(yard: Yard) -> None:
+def test_a_request_goes_where_the_fewest_are_aboard(yard: Yard) -> None:
     workers = [yard.serving(f"w{n}") for n in range(3)]
-    for worker, running in zip(workers, (3, 1, 2), strict=True):
-        yard.beat(worker, running=running, steps=1)
+    yard.aboard.update(w0=3, w1=1, w2=2)
     assert yard.find("m") is workers[1]
-    yard.beat(workers[1], running=4, steps=2)
+    yard.aboard.update(w1=3)
     assert yard.find("m") is workers[2]
 
 
@@ -209,6 +225,7 @@ def test_a_worker_that_does_not_serve_is_passed_over_however_idle(yard: Yard) ->
     busy, _loading = yard.serving("w1"), yard.hello("w2")
     silent = yard.serving("w3")
     yard.now += SILENT_S + 1
+    yard.aboard.update(w1=9)
     yard.beat(busy, running=9, steps=1)
     yard.fleet.sweep(yard.now)
     assert silent.verdict is Verdict.SILENT

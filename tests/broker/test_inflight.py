@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker import inflight
-from broker.inflight import Flight, Flights, Item
+from broker.inflight import PROVEN_DELTAS, Flight, Flights, Gain, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused, Sampling, Usage
 
@@ -20,8 +21,12 @@ def request(id: str = "a") -> Generate:
     return Generate(incarnation="gateway", id=id, sampling=Sampling(seed=1), prompt="x")
 
 
-def open_flight(id: str = "a", worker: str = WORKER) -> Flight:
-    return Flights().open(request(id), worker, now=10.0)
+def open_flight() -> Flight:
+    """One that is aboard."""
+    flights = Flights()
+    flight = flights.open(request(), "m", now=10.0)
+    flights.board(flight, WORKER, now=10.0)
+    return flight
 
 
 def accepted() -> Accepted:
@@ -52,10 +57,10 @@ def failed(code: str = "engine_error") -> Failed:
 def test_what_arrived_is_taken_once_and_in_order() -> None:
     flight = open_flight()
     flight.accept(accepted())
-    assert flight.gain(delta(0), now=11.0)
+    assert flight.gain(delta(0), now=11.0) is Gain.TAKEN
     assert flight.take() == [accepted(), delta(0)]
     assert flight.take() == []
-    assert flight.gain(delta(1), now=12.0)
+    assert flight.gain(delta(1), now=12.0) is Gain.TAKEN
     assert flight.end(finished())
     assert flight.take() == [delta(1), finished()]
 
@@ -69,30 +74,29 @@ def test_a_flight_starts_with_its_first_delta() -> None:
     assert flight.started_at == 11.0
 
 
-def test_tokens_are_counted_whether_or_not_they_brought_text() -> None:
+def test_tokens_are_kept_whether_or_not_they_brought_text() -> None:
     flight = open_flight()
     flight.gain(delta(0, text=""), now=11.0)
     flight.gain(delta(1, tokens=3), now=11.0)
-    assert flight.tokens_emitted == 4
+    assert flight.tokens == [7] * 4
 
 
-@pytest.mark.parametrize("sequence", [0, 2, 3, 1000])
-def test_a_gap_or_a_double_fails_the_flight_and_its_text_is_left_out(sequence: int) -> None:
+@pytest.mark.parametrize(
+    ("sequence", "gain"), [(0, Gain.DOUBLE), (2, Gain.GAP), (3, Gain.GAP), (1000, Gain.GAP)]
+)
+def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out(sequence: int, gain: Gain) -> None:
     flight = open_flight()
-    assert flight.gain(delta(0, "first"), now=11.0)
-    assert not flight.gain(delta(sequence, "wrong"), now=11.0)
-    first, end = flight.take()
-    assert first == delta(0, "first")
-    assert isinstance(end, Failed)
-    assert end.code == Code.INTERNAL_ERROR
-    assert f"delta {sequence} came where 1 was due" in end.message
-    assert flight.tokens_emitted == 1
+    assert flight.gain(delta(0, "first"), now=11.0) is Gain.TAKEN
+    assert flight.gain(delta(sequence, "wrong"), now=11.0) is gain
+    assert flight.take() == [delta(0, "first")]
+    assert len(flight.tokens) == 1
+    assert flight.gain(delta(1, "second"), now=11.0) is Gain.TAKEN
 
 
 def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
-    assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [True] * 4 + [False] * 2
+    assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [Gain.TAKEN] * 4 + [Gain.OVER] * 2
     *deltas, end = flight.take()
     assert deltas == [delta(n) for n in range(4)]
     assert isinstance(end, Failed)
@@ -103,7 +107,7 @@ def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
     for number in range(40):
-        assert flight.gain(delta(number), now=11.0)
+        assert flight.gain(delta(number), now=11.0) is Gain.TAKEN
         if number % 4 == 3:
             assert len(flight.take()) == 4
 
@@ -152,7 +156,7 @@ def test_everyone_who_waits_hears_of_each_item() -> None:
 def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
     flight = open_flight()
     assert flight.fail(Code.WORKER_CRASHED)
-    assert flight.terminal == Failed(incarnation=WORKER, id="a", code="worker_crashed", message="")
+    assert flight.terminal == Failed(incarnation="gateway", id="a", code="worker_crashed", message="")
     assert not flight.fail(Code.SHUTTING_DOWN)
     assert not flight.end(finished())
     assert flight.take() == [flight.terminal]
@@ -217,8 +221,9 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
                 case "next" | Delta():
                     given = event if isinstance(event, Delta) else delta(len(expected), str(len(expected)))
                     due = given.sequence == len(expected)
-                    went_well = flight.gain(given, now=11.0)
-                    if went_well:
+                    gain = flight.gain(given, now=11.0)
+                    assert (gain is Gain.OVER) == (flight.terminal is not None)
+                    if gain is Gain.TAKEN:
                         assert due
                         assert not ended
                         expected.append(given)
@@ -228,7 +233,7 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
     taken += flight.take()
     assert [item for item in taken if isinstance(item, Delta)] == expected
     assert [d.sequence for d in expected] == list(range(len(expected)))
-    assert flight.tokens_emitted == len(expected)
+    assert len(flight.tokens) == len(expected)
     assert ends == sum(isinstance(item, Finished | Failed) for item in taken) == (flight.terminal is not None)
     if flight.terminal is not None:
         assert taken[-1] is flight.terminal
@@ -242,10 +247,10 @@ def test_whatever_is_said_what_was_reused_counts_once_and_in_its_time(history: l
             case Accepted():
                 flight.accept(event)
             case Reused():
-                fits = flight.accepted and flight.reuse is None and not flight.deltas and not flight.terminal
+                fits = flight.accepted and flight.reuse is None and not flight.tokens and not flight.terminal
                 assert flight.reused(event) == fits
             case "next":
-                flight.gain(delta(flight.deltas), now=11.0)
+                flight.gain(delta(len(flight.tokens)), now=11.0)
             case Finished():
                 flight.end(event)
     kinds = [type(item) for item in flight.take()]
@@ -254,32 +259,150 @@ def test_whatever_is_said_what_was_reused_counts_once_and_in_its_time(history: l
         assert kinds[: kinds.index(Reused)] == [Accepted]
 
 
+# --- legs --------------------------------------------------------------------------------------------
+
+
+def aboard_again(flights: Flights, flight: Flight, worker: str = "another") -> Generate:
+    """Its worker is lost; the message that begins its next leg."""
+    flights.leave(flight, now=20.0)
+    return flights.board(flight, worker, now=21.0)
+
+
+def test_a_leg_goes_on_behind_the_tokens_of_those_before_it() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    assert flights.board(flight, WORKER, now=0.0) == request()
+    flight.accept(accepted())
+    flight.gain(delta(0, "x", tokens=2), now=1.0)
+    flight.gain(delta(1, "y"), now=1.0)
+    again = aboard_again(flights, flight)
+    assert again == replace(request(), id="a~2", resume=[7, 7, 7])
+    assert flight.gain(delta(0, "z"), now=2.0) is Gain.TAKEN
+    assert again.resume == [7, 7, 7]
+    assert aboard_again(flights, flight) == replace(request(), id="a~3", resume=[7] * 4)
+    assert [item.text for item in flight.take() if isinstance(item, Delta)] == ["x", "y", "z"]
+
+
+def test_a_flight_between_two_legs_waits_and_nobody_may_speak_of_it() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    assert flights.waiting() == flights.waiting("m") == [flight]
+    assert flights.waiting("another") == []
+    flights.board(flight, WORKER, now=0.0)
+    assert flights.waiting() == []
+    flights.leave(flight, now=5.0)
+    assert flights.find("a", WORKER) is None
+    assert flight.gain(delta(0), now=6.0) is Gain.OVER
+    assert (flights.waiting(), flight.waiting_since) == ([flight], 5.0)
+    flights.close(flight)
+    assert flights.waiting() == []
+
+
+def test_a_flight_that_has_ended_waits_for_nobody() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    flight.end(finished())
+    flights.leave(flight, now=1.0)
+    assert flights.waiting() == []
+
+
+@pytest.mark.parametrize(("asked", "left"), [(None, None), (30.0, 9.0), (5.0, 0.0)])
+def test_a_deadline_does_not_begin_anew_with_every_leg(asked: float | None, left: float | None) -> None:
+    flights = Flights()
+    flight = flights.open(replace(request(), deadline_s=asked), "m", now=0.0)
+    assert flights.board(flight, WORKER, now=0.0).deadline_s == asked
+    assert aboard_again(flights, flight).deadline_s == left
+
+
+def test_acceptance_and_reuse_are_told_once_whatever_later_legs_say() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    flight.accept(accepted())
+    assert flight.reused(reused(0))
+    aboard_again(flights, flight)
+    flight.accept(accepted())
+    assert flight.reused(reused(5))
+    assert not flight.reused(reused(5))
+    assert flight.take() == [accepted(), reused(0)]
+
+
+@pytest.mark.parametrize(
+    ("told", "reported", "cached"), [(None, 639, 5), (None, 2, 2), (0, 639, 0), (4, 639, 4)]
+)
+def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
+    told: int | None, reported: int, cached: int
+) -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    flight.accept(accepted())
+    if told is not None:
+        flight.reused(reused(told))
+    flight.gain(delta(0), now=1.0)
+    aboard_again(flights, flight)
+    usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=reported)
+    flight.end(replace(finished(), usage=usage))
+    assert isinstance(flight.terminal, Finished)
+    assert flight.terminal.usage == replace(usage, cached_tokens=cached)
+
+
+def test_an_end_that_counts_more_tokens_than_came_shows_what_was_lost() -> None:
+    flight = open_flight()
+    assert flight.lacks(finished())
+    flight.gain(delta(0), now=1.0)
+    assert not flight.lacks(finished())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_leg_is_proven_by_its_own_deltas(again: bool) -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    if again:
+        flight.gain(delta(0), now=1.0)
+        aboard_again(flights, flight)
+    seen = []
+    for number in range(PROVEN_DELTAS):
+        seen.append(flight.proven)
+        flight.gain(delta(number), now=1.0)
+    assert seen == [False] * PROVEN_DELTAS
+    assert flight.proven
+
+
 # --- all of them -------------------------------------------------------------------------------------
 
 
-def test_a_flight_is_found_by_its_id_and_its_worker_only() -> None:
+def test_a_flight_is_found_by_its_leg_and_its_worker_only() -> None:
     flights = Flights()
-    flight = flights.open(request("a"), WORKER, now=0.0)
+    flight = flights.open(request("a"), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
     assert flights.find("a", WORKER) is flight
     assert flights.find("a", "another") is None
     assert flights.find("b", WORKER) is None
-    flights.close(flight)
+    aboard_again(flights, flight, WORKER)
     assert flights.find("a", WORKER) is None
+    assert flights.find("a~2", WORKER) is flight
+    assert list(flights.legs(WORKER)) == ["a~2"]
+    flights.close(flight)
+    assert flights.find("a~2", WORKER) is None
+    assert list(flights.legs(WORKER)) == []
 
 
 def test_two_flights_of_one_id_cannot_be_open() -> None:
     flights = Flights()
-    flight = flights.open(request("a"), WORKER, now=0.0)
+    flight = flights.open(request("a"), "m", now=0.0)
     with pytest.raises(ValueError, match="open already"):
-        flights.open(request("a"), "another", now=1.0)
+        flights.open(request("a"), "m", now=1.0)
     assert list(flights) == [flight]
     flights.close(flight)
-    assert flights.open(request("a"), WORKER, now=2.0) is not flight
+    assert flights.open(request("a"), "m", now=2.0) is not flight
 
 
 def test_closing_is_idempotent_and_frees_the_slot() -> None:
     flights = Flights()
-    flight, other = (flights.open(request(id), WORKER, now=0.0) for id in "ab")
+    flight, other = (flights.open(request(id), "m", now=0.0) for id in "ab")
     for _ in range(2):
         flights.close(flight)
         assert len(flights) == 1
@@ -288,9 +411,9 @@ def test_closing_is_idempotent_and_frees_the_slot() -> None:
 
 def test_aboard_are_those_of_a_worker_that_have_not_ended_oldest_first() -> None:
     flights = Flights()
-    opened = {
-        id: flights.open(request(id), worker, now=0.0) for id, worker in zip("abcd", "1121", strict=True)
-    }
+    opened = {id: flights.open(request(id), "m", now=0.0) for id in "abcd"}
+    for id, worker in zip("abcd", "1121", strict=True):
+        flights.board(opened[id], worker, now=0.0)
     assert flights.aboard("1") == [opened["a"], opened["b"], opened["d"]]
     opened["b"].fail(Code.ENGINE_ERROR)
     assert flights.aboard("1") == [opened["a"], opened["d"]]
@@ -301,7 +424,7 @@ def test_aboard_are_those_of_a_worker_that_have_not_ended_oldest_first() -> None
 def test_closing_while_walking_over_all_is_safe() -> None:
     flights = Flights()
     for id in "abcdef":
-        flights.open(request(id), WORKER, now=0.0)
+        flights.open(request(id), "m", now=0.0)
     for flight in flights:
         flights.close(flight)
     assert len(flights) == 0

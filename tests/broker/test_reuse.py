@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import reuse
-from broker.inflight import Flight
+from broker.inflight import Flight, Flights
 from protocol.messages import Finished, Reuse
 from tests.broker.line import accepted, events, failed, finished, request, reused
 
@@ -19,7 +19,9 @@ FORM = re.compile(rb"hit=(\d+)/(\d+); tier=(ram|disk|none); miss=[A-Za-z0-9_.:-]
 
 def flight(*, known: Reuse | None = None, end: Finished | None = None) -> Flight:
     """One with a prompt of three tokens."""
-    flight = Flight(request=request("a"), worker="w", opened_at=0.0)
+    flights = Flights()
+    flight = flights.open(request("a"), "m", now=0.0)
+    flights.board(flight, "w", now=0.0)
     flight.accept(accepted("w", "a"))
     if known is not None:
         assert flight.reused(reused("w", "a", known.tokens, known.tier, known.miss))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker import status
 from protocol.messages import Heartbeat, Loading, PrefixStatus, Reuse, RowStatus, TopPrefix
-from tests.broker.line import SILENT_S, STALL_S, Line, request
+from tests.broker.line import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(
     id="a",
@@ -45,7 +45,14 @@ def test_a_gateway_alone_tells_of_itself() -> None:
     assert told["gateway"].pop("version").count(".") == 2
     assert told == {
         "object": "status",
-        "gateway": {"uptime_s": 12.346, "in_flight": 0, "stopping": False},
+        "gateway": {
+            "uptime_s": 12.346,
+            "in_flight": 0,
+            "between_workers": 0,
+            "stopping": False,
+            "failover": {},
+            "dropped": {},
+        },
         "workers": [],
     }
 
@@ -122,6 +129,20 @@ def test_every_state_of_a_worker_has_its_name() -> None:
     assert workers(line)[0]["state"] == "stalled"
     line.dispatcher.lost("w")
     assert workers(line) == []
+
+
+def test_what_was_lost_and_who_flew_on_is_counted() -> None:
+    line = Line()
+    line.serving("w1")
+    line.board(request("a"))
+    line.dispatcher.lost("w1")
+    assert status.status(line.dispatcher, 1.0)["gateway"]["between_workers"] == 1
+    line.serving("w2")
+    line.say("w1", finished("w1", "a"))
+    told = status.status(line.dispatcher, 1.0)["gateway"]
+    assert told["between_workers"] == 0
+    assert told["failover"] == {"grounded": 1, "resumed": 1}
+    assert told["dropped"] == {"unknown_sender": 1}
 
 
 def test_requests_in_flight_are_counted_and_no_text_of_theirs_is_told() -> None:

@@ -220,7 +220,7 @@ def test_a_worker_that_dies_instead_is_a_503(system: System, pool: ThreadPoolExe
     finally:
         dying.close()
     answer = asked.result(WAIT_S)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_crashed")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_unavailable")
     assert "retry-after" in answer.headers
 
 

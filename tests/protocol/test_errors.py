@@ -13,14 +13,19 @@ PUBLIC = {
     "context_length_exceeded": (400, False),
     "unsupported_media": (400, False),
     "invalid_media": (400, False),
+    "invalid_api_key": (401, False),
     "model_not_found": (404, False),
     "route_not_found": (404, False),
     "method_not_allowed": (405, False),
+    "request_timeout": (408, False),
     "request_too_large": (413, False),
+    "headers_too_large": (431, False),
+    "rate_limit_exceeded": (429, True),
     "text_generation_busy": (503, True),
+    "too_many_connections": (503, True),
     "model_loading": (503, True),
     "worker_unavailable": (503, True),
-    "worker_crashed": (503, True),
+    "worker_crashed": (500, False),
     "shutting_down": (503, True),
     "client_too_slow": (500, False),
     "engine_error": (500, False),
@@ -48,7 +53,7 @@ def test_a_code_is_spelled_like_its_name_and_says_something(code: Code) -> None:
 @pytest.mark.parametrize("code", Code)
 def test_only_what_may_pass_is_worth_a_retry(code: Code) -> None:
     kind = KINDS[code]
-    assert kind.retryable == (kind.status == 503)
+    assert kind.retryable == (kind.status in (429, 503))
 
 
 @pytest.mark.parametrize("code", Code)

@@ -33,6 +33,8 @@ class Trains(Struct, frozen=True, kw_only=True):
     water: Annotated[Size | None, Meta(description="how much water, or none")] = None
     kind: Annotated[Literal["steam", "diesel"], Meta(description="steam or diesel")] = "steam"
     whistles: Annotated[bool, Meta(description="whether it whistles")] = False
+    lights: Annotated[bool | None, Meta(description="whether it is lit, or as ever")] = None
+    stops: Annotated[tuple[str, ...], Meta(description="where it stops")] = ()
 
 
 class Driven(Struct, frozen=True, kw_only=True):
@@ -226,6 +228,39 @@ def test_a_value_out_of_bounds_is_refused_with_its_source(flag: str, value: str)
     assert error.endswith(f"(from {flag})")
 
 
+@pytest.mark.parametrize(("argv", "expected"), [((), None), (("--lights",), True), (("--no-lights",), False)])
+def test_a_switch_may_be_left_open(argv: Sequence[str], expected: bool | None) -> None:
+    assert read(*argv) == Trains(lights=expected)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--stops", "York,Leeds"),
+        ("--stop", "York", "--stop", "Leeds"),
+        ("--stop", " York ,", "--stops=,Leeds,"),
+    ],
+)
+def test_a_list_is_given_in_one_piece_or_in_several(argv: Sequence[str]) -> None:
+    assert read(*argv) == Trains(stops=("York", "Leeds"))
+
+
+def test_a_list_is_text_in_a_variable_and_an_array_in_the_file(toml: Path) -> None:
+    toml.write_text('[gateway]\nstops = ["York", "Leeds, Central"]\n')
+    assert read("--config", str(toml)) == Trains(stops=("York", "Leeds, Central"))
+    env = {"ROUNDHOUSE_STOPS": "Hull, Selby"}
+    assert read("--config", str(toml), env=env) == Trains(stops=("Hull", "Selby"))
+    assert read("--config", str(toml), "--stop", "Ely", env=env) == Trains(stops=("Ely",))
+    assert read("--config", str(toml), env={"ROUNDHOUSE_STOPS": ""}) == Trains()
+
+
+@pytest.mark.parametrize("value", ['"York"', "[1]", "7"])
+def test_what_is_no_list_of_texts_in_the_file_is_refused(value: str, toml: Path) -> None:
+    toml.write_text(f"[gateway]\nstops = {value}\n")
+    [error] = errors("--config", str(toml))
+    assert error.startswith("stops: Expected")
+
+
 # --- all that is wrong -------------------------------------------------------------------------------
 
 
@@ -314,7 +349,7 @@ def test_help_lists_every_field_with_what_it_is_for(
     assert "-config" in entries
     for field in msgspec.structs.fields(kind):
         entry = entries["-" + field.encode_name.replace("_", "-")]
-        if field.default not in (None, "", False, msgspec.NODEFAULT):
+        if field.default not in (None, "", (), False, msgspec.NODEFAULT):
             is_size = field.name in ("coal", "prefix_cache_disk")
             default = f"(default: {sizes.spell(field.default) if is_size else field.default})"
             assert entry.endswith(default)
@@ -328,7 +363,7 @@ def test_the_defaults_of_a_process_are_valid_settings(kind: type[Struct]) -> Non
     env = {
         f"ROUNDHOUSE_{name.upper()}": str(value)
         for name, value in msgspec.structs.asdict(defaults).items()
-        if value is not None
+        if value not in (None, ())
     }
     assert read(env=env, kind=kind) == defaults
 

@@ -206,6 +206,16 @@ def test_the_default_endpoint_is_named_after_the_port(
     sockets.check_endpoint(sockets.default_endpoint(8123), None)
 
 
+def test_a_socket_is_its_owners_alone_wherever_it_was_asked_for(tmp_path: Path, line: Line) -> None:
+    before = os.umask(0)
+    try:
+        line.router(f"ipc://{tmp_path}/line")
+        assert mode(tmp_path / "line") & 0o077 == 0
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
 # --- messages over real sockets ----------------------------------------------------------------------
 
 
@@ -286,6 +296,20 @@ def test_a_missing_key_is_an_endpoint_error(missing: str, tmp_path: Path) -> Non
     (tmp_path / missing).unlink()
     with pytest.raises(EndpointError, match="CURVE keys"):
         Curve.load(tmp_path, "worker")
+
+
+@pytest.mark.parametrize("permissions", [0o640, 0o604, 0o644])
+def test_a_secret_key_that_others_can_read_is_refused(permissions: int, tmp_path: Path) -> None:
+    sockets.write_keys(tmp_path)
+    (tmp_path / "worker.key_secret").chmod(permissions)
+    with pytest.raises(EndpointError, match="0600"):
+        Curve.load(tmp_path, "worker")
+
+
+def test_a_machine_with_a_worker_needs_no_secret_of_the_gateways(tmp_path: Path) -> None:
+    sockets.write_keys(tmp_path)
+    (tmp_path / "gateway.key_secret").unlink()
+    assert len(Curve.load(tmp_path, "worker").secret) == 40
 
 
 def test_a_secret_key_that_holds_no_secret_is_an_endpoint_error(tmp_path: Path) -> None:

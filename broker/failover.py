@@ -1,0 +1,158 @@
+"""Brings flights aboard workers, and aboard the next one when theirs is lost. Pure.
+
+A flight that has lost its worker waits, keeps what its client has, and flies on with the next worker of its
+model that may take it (`berths`); how deaths are looked into is told in `suspects`. It gives up when no
+worker has made a step with its model for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from broker.berths import Berth, departures
+from broker.fleet import Fleet, Worker
+from broker.inflight import Flight, Flights
+from broker.suspects import GUILTY, Suspects
+from protocol.errors import Code, RequestError
+from protocol.messages import Cancel, Message
+from protocol.wire import WireError
+
+log = logging.getLogger(__name__)
+
+MENDS_MAX = 8
+"""So often in a row, without a token in between, a flight is sent again because of losses on the line."""
+
+Send = Callable[[str, Message, Sequence[bytes]], bool]
+"""(incarnation, message, media frames) -> whether it was handed to the connection. Raises `WireError`."""
+
+
+class Failover:
+    """Owns which flight is aboard which worker."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        fleet: Fleet,
+        flights: Flights,
+        send: Send,
+        clock: Callable[[], float],
+        timeout_s: float,
+    ) -> None:
+        self.suspects = Suspects(clock)
+        self.counts: Counter[str] = Counter()
+        """What became of flights that lost their worker, or a part of what it said."""
+        self._incarnation = incarnation
+        self._fleet = fleet
+        self._flights = flights
+        self._send = send
+        self._clock = clock
+        self._timeout_s = timeout_s
+
+    # --- aboard ---
+
+    def load(self, worker: Worker) -> tuple[bool, int]:
+        """Whether it has no room for newcomers just now, and how many are aboard."""
+        aboard = self._flights.aboard(worker.incarnation)
+        waits = any(flight.suspect for flight in (*aboard, *self._flights.waiting(worker.model)))
+        return waits, len(aboard)
+
+    def depart(self, flights: Sequence[Flight], worker: Worker) -> None:
+        """Newcomers board, all of them, or wait until that worker or another of its model takes them.
+
+        Raises `RequestError` when it is gone, cannot be reached, or the request cannot be put on the wire.
+        """
+        if not worker.serves or self._fleet.get(worker.incarnation) is not worker:
+            raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
+        if self.load(worker)[0]:
+            return
+        for flight in flights:
+            try:
+                sent = self._board(flight, worker)
+            except WireError as error:  # a number beyond 64 bits in a tool's schema, say
+                raise _cannot_be_sent(error) from None
+            if not sent:
+                raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
+
+    def _board(self, flight: Flight, worker: Worker) -> bool:
+        message = self._flights.board(flight, worker.incarnation, self._clock())
+        return self._send(worker.incarnation, message, flight.media)
+
+    def place(self) -> None:
+        """Everybody who waits and may board, does. To be called when something has changed."""
+        waiting = self._flights.waiting()
+        if not waiting:
+            return
+        berths = [
+            Berth.of(worker, self._flights.aboard(worker.incarnation))
+            for worker in self._fleet
+            if worker.serves
+        ]
+        for flight, berth in departures(waiting, berths, self.suspects.charges):
+            try:
+                sent = self._board(flight, berth.worker)
+            except WireError as error:
+                flight.fail(Code.INVALID_REQUEST, _cannot_be_sent(error).message)
+                continue
+            if not sent:
+                berths.remove(berth)
+                self._flights.leave(flight, flight.waiting_since)
+            elif flight.legs > 1:
+                self.counts["resumed"] += 1
+                log.info("%s goes on behind %d tokens", flight.id, len(flight.tokens))
+
+    # --- and off again ---
+
+    def cancel(self, flight: Flight) -> None:
+        """Its worker need not go on with it."""
+        if flight.leg is not None:
+            self._send(flight.leg.worker, Cancel(incarnation=self._incarnation, id=flight.leg.id), ())
+
+    def ground(self, worker: Worker, *, died: bool) -> None:
+        """A worker is lost. `died`: not by its own decision, and those aboard may have had a part in it."""
+        aboard = self._flights.aboard(worker.incarnation)
+        self.counts["grounded"] += len(aboard)
+        worker.charged = self.suspects.died(aboard) if died else None
+        for flight in aboard:
+            self._flights.leave(flight, self._clock())
+        if worker.charged is None:
+            return
+        for flight in self._flights.waiting():
+            if flight.suspect and self.suspects.is_guilty(flight):
+                log.error("%s has brought its worker down repeatedly", flight.id)
+                flight.fail(Code.WORKER_CRASHED, GUILTY)
+
+    def woke(self, worker: Worker) -> None:
+        """It was taken for lost, and was not: nobody has brought it down."""
+        if worker.charged is not None:
+            self.suspects.acquit(worker.charged)
+            worker.charged = None
+
+    def take_back(self, flight: Flight, why: str) -> None:
+        """Something of this leg was lost on the line: another one begins where the client is."""
+        log.warning("%s is sent again: %s", flight.id, why)
+        self.cancel(flight)
+        self._flights.leave(flight, self._clock())
+        flight.mends += 1
+        if flight.mends > MENDS_MAX:
+            flight.fail(Code.INTERNAL_ERROR, f"The stream was damaged on its way again and again: {why}.")
+
+    def gained(self, flight: Flight) -> None:
+        """A suspect has made a token."""
+        if flight.proven:
+            self.suspects.proven(flight)
+
+    def give_up(self) -> None:
+        """End those for whose model no worker has made a step for too long."""
+        now = self._clock()
+        for flight in self._flights.waiting():
+            since = max(flight.waiting_since, self._fleet.models[flight.model].advanced_at)
+            if now - since > self._timeout_s:
+                message = f"The worker was lost, and no other has taken over within {self._timeout_s:g} s."
+                flight.fail(Code.WORKER_UNAVAILABLE, message)
+
+
+def _cannot_be_sent(error: WireError) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, f"The request cannot be passed on: {error}.")

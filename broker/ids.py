@@ -1,0 +1,36 @@
+"""Request ids: every answer carries one, so that what a client saw can be found in the log."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = b"x-request-id"
+_SANE = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def new_request_id() -> bytes:
+    return b"req_" + secrets.token_hex(12).encode()
+
+
+class RequestIds:
+    """ASGI middleware: the client's own id comes back where it sent a sane one, else a fresh one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(HEADER, b"")
+        id = given if _SANE.fullmatch(given) else new_request_id()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (HEADER, id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,250 @@
+"""Who may ask, seen from outside: a real gateway, real connections, and the keys nowhere to be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from protocol import sockets
+from tests.system import START_S_MAX, System, chat_body, eventually, free_port, running_system
+
+KEY = "rh-9f2c4e7a1b"
+GROWTH_BYTES_MAX = 16 * 2**20
+
+
+def write(path: Path, text: str) -> None:
+    """A new file in the place of the old one, in one piece."""
+    aside = path.with_name("aside")
+    aside.write_text(text)
+    aside.chmod(0o600)
+    aside.replace(path)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system with one key, in a file; `folder / "keys"` is the file."""
+    folder = tmp_path_factory.mktemp("keyed")
+    write(folder / "keys", f"{KEY} ann\n")
+    with running_system(folder, ["--api-keys-file", str(folder / "keys"), "--log-level", "debug"]) as system:
+        system.start_worker()
+        system.wait_ready()
+        yield system
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_with_the_key_an_answer_comes_and_without_it_a_401(keyed: System) -> None:
+    body = chat_body("hi !tokens=2")
+    for headers in (bearer(KEY), {"X-API-Key": KEY}, {"AUTHORIZATION": f"bearer {KEY}"}):
+        assert keyed.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+    for headers in ({}, bearer("wrong"), {"x-api-key": KEY[:-1]}, {"api-key": KEY}):
+        refused = keyed.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Bearer ")
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_openais_client_knows_what_it_was_told(keyed: System) -> None:
+    def client(key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=keyed.url + "/v1", api_key=key, max_retries=0)
+
+    with client("wrong") as refused, pytest.raises(openai.AuthenticationError) as caught:
+        refused.models.list()
+    assert caught.value.code == "invalid_api_key"
+    with client(KEY) as served:
+        assert [model.id for model in served.models.list()] == ["fake"]
+
+
+GIVEN = KEY.encode()
+TRICKS = [
+    b"authorization: Bearer " + GIVEN + b"\r\nauthorization: Bearer " + GIVEN,
+    b"Authorization: Bearer " + GIVEN + b"\r\nAUTHORIZATION: Bearer wrong",
+    b"x-api-key: " + GIVEN + b"\r\nX-Api-Key: " + GIVEN,
+    b"authorization: Bearer Bearer " + GIVEN,
+    b"authorization: Bearer\xc2\xa0" + GIVEN,
+    b"authorization: Bearer " + GIVEN + b"\x00",
+    b"authorization: Bearer \xef\xbb\xbf" + GIVEN,
+    b"authorization: Bearer " + GIVEN + b", Bearer " + GIVEN,
+    b"authorization: Bearer wrong\r\n " + GIVEN,
+    b"authorization: " + GIVEN,
+    b"authorization:",
+    b"authorization: Basic " + GIVEN,
+    b"authorization : Bearer " + GIVEN,
+    b"x-api-key : " + GIVEN,
+    b"x_api_key: " + GIVEN,
+    b"x-api-key: \xff\xfe\xfd",
+    b"x-api-key: " + GIVEN.upper(),
+    b"x-api-key: " + GIVEN[:-1],
+    b"x-api-key: " + GIVEN * 1000,
+    b"x-api-key: " + "ключ".encode(),
+    b"x-api-key: line 1",
+    b"x-api-key: ann",
+    b"cookie: authorization=Bearer " + GIVEN,
+    b"proxy-authorization: Bearer " + GIVEN,
+    b"x-forwarded-for: 127.0.0.1",
+]
+
+
+@pytest.mark.parametrize("trick", TRICKS, ids=range(len(TRICKS)))
+def test_no_trick_with_headers_opens_the_door(trick: bytes, keyed: System) -> None:
+    assert _status(keyed, b"x-api-key: " + GIVEN) == b"200"
+    assert _status(keyed, trick) in (b"400", b"401")
+
+
+def _status(system: System, header: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", system.port), timeout=20) as connection:
+        head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        connection.sendall(head + header + b"\r\n\r\n")
+        return read_all(connection)[9:12]
+
+
+def test_a_thousand_refusals_leave_nothing_behind(keyed: System) -> None:
+    stats = keyed.gateway.stats
+
+    def refuse(count: int) -> None:
+        for number in range(count):
+            if number % 4:  # on the connection that is open
+                headers = bearer(f"wrong-{number}") if number % 3 else {}
+                assert keyed.http.get("/v1/status", headers=headers).status_code == 401
+            else:  # on one of its own
+                assert _status(keyed, b"x-api-key: wrong-%d" % number) == b"401"
+
+    refuse(50)
+    before = stats.num_fds(), stats.num_threads(), stats.memory_info().rss
+    refuse(1000)
+    assert stats.num_fds() <= before[0]
+    assert stats.num_threads() <= before[1]
+    assert stats.memory_info().rss - before[2] < GROWTH_BYTES_MAX
+    assert keyed.http.get("/v1/status", headers=bearer(KEY)).json()["gateway"]["in_flight"] == 0
+
+
+def test_keys_that_change_under_load_are_in_force_at_once_and_nobody_else_is_refused(keyed: System) -> None:
+    file = keyed.folder / "keys"
+    over = threading.Event()
+    refusals: list[int] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=keyed.url, timeout=60, headers=bearer(KEY)) as http:
+            while not over.is_set():
+                status = http.post("/v1/chat/completions", json=chat_body("hi !tokens=1")).status_code
+                if status != 200:
+                    refusals.append(status)
+
+    load = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in load:
+        thread.start()
+    try:
+        for number in range(60):
+            write(file, f"{KEY} ann\nrh-{number} bo\n")
+            assert keyed.http.get("/v1/models", headers=bearer(f"rh-{number}")).status_code == 200
+            assert keyed.http.get("/v1/models", headers=bearer(f"rh-{number - 1}")).status_code == 401
+    finally:
+        over.set()
+        for thread in load:
+            thread.join()
+    assert refusals == []
+
+
+def test_the_log_names_the_owner_and_never_the_key(keyed: System) -> None:
+    keyed.http.post("/v1/chat/completions", json=chat_body("hi !tokens=1"), headers=bearer(KEY))
+    keyed.http.get("/v1/models", headers=bearer("offered-and-wrong"))
+    eventually(lambda: "ann: " in keyed.gateway.log(), within_s=10, what="the log names the owner")
+    text = keyed.gateway.log()
+    assert KEY not in text
+    assert "offered-and-wrong" not in text
+
+
+def test_a_request_that_does_not_arrive_is_given_up_by_the_gateway(tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--body-timeout", "0.2", "--max-connections", "20"]) as system:
+        address = ("127.0.0.1", system.port)
+        with socket.create_connection(address) as slow, socket.create_connection(address) as silent:
+            slow.settimeout(20)
+            silent.settimeout(20)
+            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            assert read_all(slow).startswith(b"HTTP/1.1 408 ")
+            assert read_all(silent) == b""
+        with contextlib.ExitStack() as held:
+            crowd = [held.enter_context(socket.create_connection(address)) for _ in range(40)]
+            for connection in crowd:
+                connection.settimeout(20)
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            statuses = [connection.recv(12)[9:] for connection in crowd]
+            assert sorted(set(statuses)) == [b"200", b"503"]
+            assert statuses.count(b"200") <= 20
+        system.wait_for("/health")
+        stats = psutil.Process(system.gateway.pid)
+        eventually(lambda: len(stats.net_connections()) <= 3, within_s=20, what="the crowd has gone")
+
+
+def read_all(connection: socket.socket) -> bytes:
+    found = b""
+    while piece := connection.recv(65536):
+        found += piece
+    return found
+
+
+# --- beyond this machine -----------------------------------------------------------------------------
+
+
+def refusal_at_start(*flags: str) -> str:
+    """What a gateway says that ends with EX_CONFIG."""
+    argv = [sys.executable, "-m", "broker", "--port", str(free_port()), *flags]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=START_S_MAX, check=False)
+    assert ended.returncode == 78, ended.stderr
+    return ended.stderr
+
+
+def test_a_gateway_that_others_can_reach_needs_keys_or_a_word(tmp_path: Path) -> None:
+    endpoint = f"--endpoint=ipc://{tmp_path}/line"
+    for host in ("0.0.0.0", "::"):
+        assert "there are no API keys" in refusal_at_start("--host", host, endpoint)
+    write(tmp_path / "keys", KEY)
+    for flag in ("--insecure-no-keys", f"--api-keys-file={tmp_path / 'keys'}"):
+        with running_system(tmp_path, ["--host", "0.0.0.0", flag]):
+            pass
+
+
+def test_keys_that_cannot_be_taken_end_the_gateway_before_it_serves(tmp_path: Path) -> None:
+    endpoint = f"--endpoint=ipc://{tmp_path}/line"
+    file = tmp_path / "keys"
+    assert "No such file" in refusal_at_start("--api-keys-file", str(file), endpoint)
+    write(file, "")
+    assert "holds no key" in refusal_at_start("--api-keys-file", str(file), endpoint)
+    write(file, KEY)
+    file.chmod(0o644)
+    assert "0600" in refusal_at_start("--api-keys-file", str(file), endpoint)
+    told = refusal_at_start("--api-key", "two words", endpoint)
+    assert "API key 1" in told
+    assert "two words" not in told
+
+
+def test_a_worker_with_the_keys_serves_over_tcp_and_one_without_is_never_heard(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        sockets.write_keys(folder)
+    endpoint = f"tcp://0.0.0.0:{free_port()}"
+    with running_system(tmp_path, ["--endpoint", endpoint, "--curve-keys", str(ours)]) as system:
+        system.endpoint = endpoint.replace("0.0.0.0", "127.0.0.1")
+        stranger = system.start_worker("--name", "stranger", "--curve-keys", str(theirs))
+        bare = system.start_worker("--name", "bare")
+        system.start_worker("--name", "known", "--curve-keys", str(ours))
+        system.wait_ready()
+        listed = [model["id"] for model in system.http.get("/v1/models").json()["data"]]
+        assert listed == ["known"]
+        answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=2"))
+        assert answer.status_code == 200
+        assert stranger.running
+        assert bare.running

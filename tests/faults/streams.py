@@ -1,0 +1,112 @@
+"""Clients of the fault tests: each asks once, in a thread, and keeps what it got. And what is right."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from tests.system import chat_body, eventually, sse_documents
+from worker.fake import WORDS
+
+ANSWER_S_MAX = 120.0
+
+
+class Client(threading.Thread):
+    """Asks one question and reads the answer, streamed or whole, as cheaply as can be."""
+
+    def __init__(self, url: str, body: dict[str, object]) -> None:
+        super().__init__()
+        self._url, self._body = f"{url}/v1/chat/completions", body
+        self.status = 0
+        self.headers: httpx.Headers = httpx.Headers()
+        self.failure: Exception | None = None
+        self.ended_at = 0.0
+        self.read = bytearray()
+        self.pause_s = 0.0
+        """The longest time between two pieces."""
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=ANSWER_S_MAX) as answer:
+                self.status, self.headers = answer.status_code, answer.headers
+                last = time.monotonic()
+                for piece in answer.iter_raw():
+                    now = time.monotonic()
+                    self.pause_s, last = max(self.pause_s, now - last), now
+                    self.read += piece
+        except Exception as error:
+            self.failure = error
+        self.ended_at = time.monotonic()
+
+    @property
+    def flowing(self) -> bool:
+        return self.read.count(b"data: ") > 3
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The answer or the refusal, or the events but for `[DONE]`, which must be there."""
+        assert self.failure is None, self.failure
+        if not self._body.get("stream") or self.status != 200:
+            return [json.loads(self.read)]
+        *events, done = sse_documents(iter(self.read.decode().split("\n")))
+        assert done == "[DONE]"
+        return [json.loads(event) for event in events]
+
+    @property
+    def error(self) -> str | None:
+        """The code of the error it was told."""
+        error = self.documents[-1].get("error")
+        return error and error["code"]
+
+    @property
+    def texts(self) -> list[str]:
+        """What each choice says, once all have finished."""
+        assert self.error is None, self.read[-300:]
+        texts: dict[int, str] = {}
+        reasons: dict[int, str] = {}
+        for document in self.documents:
+            for choice in document["choices"]:
+                said = choice.get("delta") or choice.get("message") or {}
+                texts[choice["index"]] = texts.get(choice["index"], "") + (said.get("content") or "")
+                if choice["finish_reason"]:
+                    reasons[choice["index"]] = choice["finish_reason"]
+        assert reasons.keys() == texts.keys()
+        return [texts[index] for index in sorted(texts)]
+
+    @property
+    def completion_tokens(self) -> int:
+        """What the answer says that it took."""
+        return int(self.documents[-1]["usage"]["completion_tokens"])
+
+
+def scripted(text: str, tokens: int, seed: int = 0) -> str:
+    """What the scripted engine answers a prompt: greedily, or with a seed where it draws."""
+    first = seed + 7 * len(text.split())
+    return "".join(f"{WORDS[(first + 7 * number) % len(WORDS)]} " for number in range(tokens))
+
+
+def ask(url: str, text: str, *, stream: bool = True, **fields: object) -> Client:
+    """A client that is on its way."""
+    if stream:
+        fields |= {"stream_options": {"include_usage": True}}
+    client = Client(url, chat_body(text, stream=stream, **fields))
+    client.start()
+    return client
+
+
+def wait_for(clients: Sequence[Client], within_s: float) -> None:
+    """Until all have their answers."""
+    deadline = time.monotonic() + within_s
+    for client in clients:
+        client.join(max(0.0, deadline - time.monotonic()))
+        assert not client.is_alive(), f"no answer within {within_s} s"
+
+
+def wait_until_flowing(clients: Sequence[Client]) -> None:
+    """Until all have had some of their answers."""
+    eventually(lambda: all(client.flowing for client in clients), within_s=60, what="all streams flow")

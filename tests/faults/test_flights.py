@@ -1,0 +1,190 @@
+"""Flights survive their workers: killed, stopped, hung, or brought down by one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults import failover
+from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
+from tests.system import Process, System, chat_body, eventually, running_system
+
+STEP = ("--step-ms", "5")
+POISON = "a poisoned one !die=7 !tokens=20"
+
+
+class Supervisor(threading.Thread):
+    """Starts the next worker as soon as one has died."""
+
+    def __init__(self, system: System, *flags: str) -> None:
+        super().__init__()
+        self._system, self._flags = system, flags
+        self._over = threading.Event()
+        self.worker = self._start()
+
+    def _start(self) -> Process:
+        return self._system.start_worker(*self._flags)
+
+    @property
+    def deaths(self) -> int:
+        return len(self._system.workers) - 1
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.worker.wait(0.05)
+                self.worker = self._start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@contextlib.contextmanager
+def supervised(folder: Path, *gateway_flags: str) -> Iterator[tuple[System, Supervisor]]:
+    """A gateway, and always a worker."""
+    with running_system(folder, gateway_flags) as system:
+        supervisor = Supervisor(system, *STEP)
+        supervisor.start()
+        try:
+            system.wait_ready()
+            yield system, supervisor
+        finally:
+            supervisor.stop()
+
+
+def prompt(number: int, tokens: int) -> str:
+    return f"{'go ' * (1 + number)}!tokens={tokens}"
+
+
+def ask_many(system: System, count: int, tokens: int) -> list[Client]:
+    """Streamed and whole by turns."""
+    return [ask(system.url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
+
+
+def assert_undisturbed(clients: list[Client], tokens: int) -> None:
+    for number, client in enumerate(clients):
+        assert client.texts == [scripted(prompt(number, tokens), tokens)]
+        assert client.completion_tokens == tokens + 1
+
+
+def test_workers_killed_at_random_instants_under_32_clients_cost_them_a_pause(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        outcome = failover.run(system, kills=6, seed=7)
+    assert outcome.wrong == []
+    assert outcome.answers >= failover.CLIENTS
+
+
+def test_log_probabilities_go_on_too(tmp_path: Path) -> None:
+    with supervised(tmp_path) as (system, supervisor):
+        fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 200}
+        before, after = (ask(system.url, "!tokens=300", **fields) for _ in range(2))
+        wait_for([before], 30)
+        again = ask(system.url, "!tokens=300", **fields)
+        wait_until_flowing([again])
+        supervisor.worker.kill()
+        wait_for([again, after], 30)
+        reported = [_reported(client) for client in (before, again)]
+        assert reported[0] == reported[1]
+        assert len(reported[0]) == 200
+        assert supervisor.deaths >= 1
+
+
+def _reported(client: Client) -> list[object]:
+    choices = [choice for document in client.documents for choice in document["choices"]]
+    return [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+
+
+def test_a_stopped_worker_is_replaced_and_says_nothing_twice_when_it_wakes(tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--silent-after", "1"]) as system:
+        stopped = system.start_worker(*STEP)
+        system.wait_ready()
+        clients = ask_many(system, 8, 400)
+        wait_until_flowing(clients[::2])
+        stopped.kill(signal.SIGSTOP)
+        eventually(lambda: "is silent" in system.gateway.log(), within_s=30, what="the verdict")
+        refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_unavailable")
+        system.start_worker(*STEP)
+        system.wait_ready()
+        stopped.kill(signal.SIGCONT)
+        wait_for(clients, 60)
+        assert_undisturbed(clients, 400)
+
+
+def test_a_worker_that_stays_stopped_is_killed_for_its_supervisor_to_start_another(tmp_path: Path) -> None:
+    with supervised(tmp_path, "--silent-after", "1", "--hung-timeout", "0.5") as (system, supervisor):
+        clients = ask_many(system, 4, 300)
+        wait_until_flowing(clients[::2])
+        stopped = supervisor.worker
+        stopped.kill(signal.SIGSTOP)
+        wait_for(clients, 60)
+        assert_undisturbed(clients, 300)
+        assert stopped.wait() == -signal.SIGKILL
+
+
+def test_nobody_waits_for_a_worker_for_ever(tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--failover-timeout", "1", "--keepalive", "0.2"]) as system:
+        worker = system.start_worker(*STEP)
+        system.wait_ready()
+        streamed, whole = clients = ask_many(system, 2, 2000)
+        wait_until_flowing([streamed])
+        worker.kill()
+        wait_for(clients, 30)
+        assert streamed.error == whole.error == "worker_unavailable"
+        assert (streamed.status, whole.status) == (200, 503)
+        assert int(whole.headers["retry-after"]) >= 1
+        assert b": keep-alive\n\n" in streamed.read
+
+
+def test_a_client_that_leaves_while_it_waits_for_a_worker_is_forgotten(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        worker = system.start_worker(*STEP)
+        system.wait_ready()
+        with system.http.stream(
+            "POST", "/v1/chat/completions", json=chat_body("!tokens=5000", stream=True)
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            worker.kill()
+            worker.wait()
+            eventually(lambda: "connection lost" in system.gateway.log(), within_s=10)
+            assert system.http.get("/v1/status").json()["gateway"]["in_flight"] == 1
+
+        def in_flight() -> int:
+            return int(system.http.get("/v1/status").json()["gateway"]["in_flight"])
+
+        eventually(lambda: in_flight() == 0, within_s=10, what="the flight is closed")
+
+
+def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path) -> None:
+    with supervised(tmp_path) as (system, supervisor):
+        innocents = ask_many(system, 50, 120)
+        wait_until_flowing(innocents[:16:2])
+        poison = ask(system.url, POISON, seed=1)
+        wait_for([poison, *innocents], 120)
+        assert_undisturbed(innocents, 120)
+        assert poison.error == "worker_crashed"
+        assert supervisor.deaths <= 3
+
+        system.wait_ready()
+        deaths = supervisor.deaths
+        refused = ask(system.url, POISON, seed=2)
+        other = ask(system.url, "another one !tokens=20")
+        wait_for([refused, other], 30)
+        assert (refused.status, refused.error) == (500, "worker_crashed")
+        assert refused.headers["x-should-retry"] == "false"
+        assert other.texts == [scripted("another one !tokens=20", 20)]
+        assert supervisor.deaths == deaths
+
+
+def test_several_answers_to_a_request_that_kills_are_not_tried_one_by_one(tmp_path: Path) -> None:
+    with supervised(tmp_path) as (system, supervisor):
+        poison = [ask(system.url, POISON, stream=stream, n=3) for stream in (True, False)]
+        wait_for(poison, 60)
+        assert [client.error for client in poison] == ["worker_crashed"] * 2
+        assert supervisor.deaths <= 3
