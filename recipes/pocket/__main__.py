@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--threads", type=int, default=Plan.threads)
-    parser.add_argument("--start", type=Path, help="a model to go on from: its tokenizer and its text half")
+    parser.add_argument("--start", type=Path, help="a model to go on from, at half the rates")
     parser.add_argument("--dialogues", type=int, default=100, help="held-out dialogues of each family")
     options = parser.parse_args()
 
@@ -40,7 +40,7 @@ def main() -> None:
         tokenizer = make_tokenizer(folder, CONTEXT_TOKENS, options.seed)
     plan = Plan(steps=options.steps, threads=options.threads)
     if options.start:
-        plan = replace(plan, mixed_from=0.0, long_from=0.4)
+        plan = replace(plan, words_only=True, rate=0.6, decay_share=0.6)
     model = train(options.out, tokenizer, options.seed, plan, options.start)
     export(model, tokenizer, folder)
     print(table(evaluate(model, tokenizer, options.dialogues, options.seed)))

@@ -10,9 +10,10 @@ from recipes.pocket import copies, objects, pictures, recall, talk, tools
 from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 
-Phase = Literal["short", "mixed", "long", "pictures"]
+Phase = Literal["short", "mixed", "long", "words", "pictures"]
 """`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens;
-`pictures` are for the eyes alone, when the text half is finished."""
+`words` goes on from a finished model, without pictures and with more calls of tools; `pictures` are for the
+eyes alone, when the text half is finished."""
 
 MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "copies": copies.copies,
@@ -21,7 +22,8 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "counting": copies.counting,
     "long_counting": copies.long_counting,
     "recall": recall.recall,
-    "tools": tools.tools,
+    # More to choose from than the held-out dialogues have.
+    "tools": lambda fill: tools.tools(fill, counts=(1, 2, 2, 3, 3, 4)),
     "objects": objects.objects,
     "talk": talk.talk,
     "noise": talk.noise,
@@ -38,6 +40,10 @@ MIXTURES: dict[Phase, dict[str, float]] = {
     "long": {
         "copies": 36, "long_copy": 3, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
         "tools": 40, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 40, "pair": 20,
+    },
+    "words": {
+        "copies": 50, "long_copy": 5, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
+        "tools": 64, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7,
     },
     "pictures": {"picture": 40, "pair": 22},
 }  # fmt: skip

@@ -7,7 +7,7 @@ has never seen and copy the names from there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,10 +178,11 @@ _KINDS: tuple[Callable[[Fillers], Use], ...] = (
 )  # fmt: skip
 
 
-def tools(fill: Fillers) -> Dialogue:
-    """One to three questions over one to four tools; the last turn is a call or an answer from a result."""
+def tools(fill: Fillers, counts: Sequence[int] = (1, 1, 2, 2, 3, 4)) -> Dialogue:
+    """One to three questions over some tools, `counts` of which one is picked; the last turn is a call or an
+    answer from a result."""
     uses: dict[str, Use] = {}
-    for _ in range(fill.pick((1, 1, 2, 2, 3, 4))):
+    for _ in range(fill.pick(counts)):
         use = fill.pick(_KINDS)(fill)
         uses.setdefault(use.name, use)
     offered = list(uses.values())

@@ -24,11 +24,8 @@ from recipes.pocket.muon import Muon
 from recipes.pocket.synthesize import Phase
 
 _WARM_UP = 80
-_DECAY_SHARE = 0.4
 _CHECKPOINT_EVERY = 200
 _LOG_EVERY = 20
-_EYES_RATE = 0.6
-"""Of the rates of the plan, while the vision tower is trained alone."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +39,23 @@ class Plan:
     mixed_from: float = 0.18
     """Share of the steps after which the mixture is `mixed`."""
     long_from: float = 0.6
+    words_only: bool = False
+    """All steps on the mixture `words`, for a model that goes on from another."""
+    rate: float = 1.0
+    """Of the rates above. Full rates unlearn copying in a model that goes on."""
+    decay_share: float = 0.4
+    """Of the steps, at the end, over which the rates fall to zero."""
     eyes_steps: int = 1400
     """Of the vision tower alone, after the others."""
+    eyes_rate: float = 0.6
+    """Of the rates above, meanwhile."""
     threads: int = 2
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
     """Train, or go on from the checkpoint in `folder`, and return the model.
 
-    `start`: a model folder whose weights the text half begins with.
+    `start`: a model folder whose weights it begins with, its vision tower included.
     """
     torch.set_num_threads(plan.threads)
     log = (folder / "train.log").open("a", encoding="utf-8")
@@ -59,8 +64,9 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
     done = _resume(folder / "checkpoint.pt", model, optimizers)
     if not done:
         if start is not None:
-            _load_text_half(model, start)
-        teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, log)
+            _load(model, start)
+        else:
+            teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, log)
     model.train()
     phase: Phase | None = None
     started, seen, losses = time.monotonic(), 0, 0.0
@@ -69,7 +75,7 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
             phase = _phase(step, plan)
             batches = stream(tokenizer, phase, plan.batch_tokens, _longest(phase), f"{seed} {phase} {step}")
         batch = next(batches)
-        losses += _step(model, optimizers, batch, _rate(step, plan), plan)
+        losses += _step(model, optimizers, batch, _rate(step, plan) * plan.rate, plan)
         seen += batch.ids.numel()
         if (step + 1) % _LOG_EVERY == 0:
             speed = seen / (time.monotonic() - started)
@@ -91,8 +97,8 @@ def _join_eyes(model: Any, tokenizer: Any, seed: int, plan: Plan, log: TextIO) -
     batches = stream(tokenizer, "pictures", plan.batch_tokens, _longest("pictures"), f"{seed} pictures")
     losses = 0.0
     for step in range(plan.eyes_steps):
-        left = (plan.eyes_steps - step) / (plan.eyes_steps * _DECAY_SHARE)
-        rate = _EYES_RATE * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
+        left = (plan.eyes_steps - step) / (plan.eyes_steps * plan.decay_share)
+        rate = plan.eyes_rate * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
         losses += _step(model, optimizers, next(batches), rate, plan)
         if (step + 1) % _LOG_EVERY == 0:
             print(f"pictures {step + 1} loss {losses / _LOG_EVERY:.4f}", file=log, flush=True)
@@ -149,27 +155,26 @@ def _optimizers(model: Any, plan: Plan) -> list[Any]:
 
 
 def _rate(step: int, plan: Plan) -> float:
-    left = (plan.steps - step) / (plan.steps * _DECAY_SHARE)
+    left = (plan.steps - step) / (plan.steps * plan.decay_share)
     return min(1.0, (step + 1) / _WARM_UP, max(0.02, (1 - math.cos(math.pi * min(1.0, left))) / 2))
 
 
 def _phase(step: int, plan: Plan) -> Phase:
+    if plan.words_only:
+        return "words"
     if step < plan.mixed_from * plan.steps:
         return "short"
     return "mixed" if step < plan.long_from * plan.steps else "long"
 
 
 def _longest(phase: Phase) -> int:
-    return {"short": 192, "mixed": 448, "long": 1024, "pictures": 448}[phase]
+    return {"short": 192, "mixed": 448, "long": 1024, "words": 1024, "pictures": 448}[phase]
 
 
-def _load_text_half(model: Any, folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    text = {name: tensor for name, tensor in weights.items() if ".visual." not in name}
-    missing, unknown = model.load_state_dict(text, strict=False)
-    left_out = [name for name in missing if ".visual." not in name and name != "lm_head.weight"]
+def _load(model: Any, folder: Path) -> None:
+    missing, unknown = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     assert not unknown, unknown
-    assert not left_out, left_out
+    assert set(missing) <= {"lm_head.weight"}, missing
 
 
 def _save(path: Path, model: Any, optimizers: list[Any], step: int) -> None:
