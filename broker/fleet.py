@@ -42,6 +42,8 @@ class Worker:
     """Rows, by its last beat."""
     beat: Heartbeat | None = None
     """The last one: what the worker says of itself."""
+    draining: bool = False
+    """It ends what it has, and takes nothing more."""
     verdict: Verdict | None = None
     judged_at: float = 0.0
     """When it got its verdict."""
@@ -50,14 +52,16 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """`ready`, `loading`, or the verdict against it."""
+        """`ready`, `loading`, `draining`, or the verdict against it."""
         if self.verdict is not None:
             return self.verdict.value
+        if self.draining:
+            return "draining"
         return "loading" if self.ready is None else "ready"
 
     @property
     def serves(self) -> bool:
-        return self.ready is not None and self.verdict is None
+        return self.ready is not None and self.verdict is None and not self.draining
 
     @property
     def capabilities(self) -> Capabilities:
@@ -181,7 +185,7 @@ class Fleet:
         raise self._not_serving(model, candidates, now)
 
     def _not_serving(self, model: str | None, candidates: list[Worker], now: float) -> RequestError:
-        loading = [w for w in candidates if w.ready is None and w.verdict is None]
+        loading = [w for w in candidates if w.state == "loading"]
         name = f"`{model}`" if model else "the model"
         if not loading:
             return RequestError(

@@ -303,6 +303,10 @@ class Failed(Message, frozen=True):
     param: str | None = None
 
 
+class Draining(Message, frozen=True):
+    """The worker wants no new requests: it ends when those it has are done, or before. `Goodbye` follows."""
+
+
 class Goodbye(Message, frozen=True):
     """The worker ends on purpose; nothing follows."""
 
@@ -328,5 +332,6 @@ ToGateway = (
     | Finished
     | Failed
     | CacheCleared
+    | Draining
     | Goodbye
 )

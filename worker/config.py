@@ -68,6 +68,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Seconds,
         Meta(description="seconds without a step, while rows run, after which the worker ends itself"),
     ] = 120.0
+    drain_timeout_s: Annotated[
+        float,
+        Meta(ge=0, le=86400, description="seconds that requests get to end when the worker is told to stop"),
+    ] = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
 

@@ -280,6 +280,7 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_nam
     step_ms: Annotated[float, Meta(ge=0, description="how long a step takes")] = 0.0
     load_s: Annotated[float, Meta(ge=0, description="how long loading takes")] = 0.0
     stall_timeout_s: Annotated[float, Meta(gt=0, description="seconds without a step")] = 120.0
+    drain_timeout_s: Annotated[float, Meta(ge=0, description="seconds that rows get to end")] = 10.0
     images: Annotated[bool, Meta(description="claims to take images")] = False
     broken: Annotated[bool, Meta(description="cannot be loaded")] = False
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
@@ -302,6 +303,7 @@ def main() -> int:
         max_running=configured.max_running,
         cache_limit_bytes=configured.cache_limit_bytes,
         stall_timeout_s=configured.stall_timeout_s,
+        drain_timeout_s=configured.drain_timeout_s,
     )
     try:
         return Service(loader, worker_settings).run()

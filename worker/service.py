@@ -2,6 +2,9 @@
 
 It is the process's main thread and never touches MLX, so it stays responsive whatever the model does. The
 gateway may come, go and be replaced: while there is none, rows are dropped, since nobody would read them.
+
+Told to stop, it drains: it says so, and ends when the last of its requests has, when their time is up, or
+when it is told again. Those that are left are the gateway's to hand to another worker.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from protocol.messages import (
     Accepted,
     Cancel,
     ClearCache,
+    Draining,
     Failed,
+    Finished,
     Generate,
     Goodbye,
     Heartbeat,
@@ -79,13 +84,16 @@ class Service:
         self._counters = Counters()
         self._prepared: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
         self._preparing: set[str] = set()
+        self._open: set[str] = set()
+        """Requests that have been taken, and whose end has not been said."""
         self._pool: PreparerPool | None = None
         self._facts: Facts | None = None
         self._loaded = 0, 0
         self._connected = False
         self._gateway: str | None = None
         self._welcome_due = False
-        self._stop_signal: int | None = None
+        self._stops_asked = 0
+        self._drain_until: float | None = None
         self._failure: BaseException | None = None
         self._last_step = 0, time.monotonic()
         self._model_thread = threading.Thread(target=self._run_model, name="model", daemon=True)
@@ -153,7 +161,7 @@ class Service:
         return status
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._stop_signal = number
+        self._stops_asked += 1
         self._outbox.wake()
 
     def _serve(self) -> int:
@@ -164,7 +172,7 @@ class Service:
         while True:
             wait_s = max(0.0, next_beat - time.monotonic())
             poller.poll(_UNSENT_RETRY_MS if self._unsent else math.ceil(1000 * wait_s))
-            if self._stop_signal is not None:
+            if self._stops_asked and self._is_drained(time.monotonic()):
                 return self._stop()
             if not self._model_thread.is_alive():
                 return self._end_of_model()
@@ -176,8 +184,16 @@ class Service:
                 next_beat = time.monotonic() + BEAT_S
                 self._beat()
 
+    def _is_drained(self, now: float) -> bool:
+        """Whether it may end, having been told to; the first time, that is announced."""
+        if self._drain_until is None:
+            self._drain_until = now + self._settings.drain_timeout_s
+            log.info("told to stop: %d requests to end", len(self._open))
+            self._unsent.append(Draining(incarnation=self._incarnation))
+        return not self._open or now >= self._drain_until or self._stops_asked > 1
+
     def _stop(self) -> int:
-        log.info("stopping")
+        log.info("stopping, %d requests left to others", len(self._open))
         self._unsent.append(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
         self._send_all()
         self._inbox.put(Stop())
@@ -217,6 +233,7 @@ class Service:
 
     def _abandon_rows(self) -> None:
         self._preparing.clear()
+        self._open.clear()
         self._unsent.clear()
         self._inbox.put(Drop(None))
 
@@ -236,7 +253,8 @@ class Service:
         else:
             done, total = self._loaded
             state = Loading(incarnation=self._incarnation, done=done, total=total)
-        self._unsent.extend((hello, state))
+        # One that drains is not ready, not even for a moment.
+        self._unsent.extend((hello, state) if self._drain_until is None else (hello,))
 
     def _ready(self, facts: Facts) -> Ready:
         return Ready(
@@ -275,6 +293,7 @@ class Service:
                 self._take_request(message, media)
             case Cancel():
                 self._preparing.discard(message.id)
+                self._open.discard(message.id)
                 self._inbox.put(Drop(message.id))
             case ClearCache():
                 self._inbox.put(Clear(message.id))
@@ -289,6 +308,7 @@ class Service:
             self._introduce()
 
     def _take_request(self, request: Generate, media: list[bytes]) -> None:
+        self._open.add(request.id)
         if self._pool is None:
             self._refuse(request.id, RequestError(Code.MODEL_LOADING))
             return
@@ -338,7 +358,9 @@ class Service:
                 self._socket.send_multipart(wire.encode(self._unsent[0]), zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._unsent.popleft()
+            sent = self._unsent.popleft()
+            if isinstance(sent, Finished | Failed):
+                self._open.discard(sent.id)
 
     def _beat(self) -> None:
         counters = self._counters

@@ -18,6 +18,7 @@ from protocol.messages import (
     Capabilities,
     ClearCache,
     Delta,
+    Draining,
     Events,
     Failed,
     Finished,
@@ -163,6 +164,7 @@ FULL: list[Message] = [
         param="messages",
     ),
     CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34),
+    Draining(incarnation=WORKER),
     Goodbye(incarnation=WORKER, reason="asked to stop"),
 ]
 
@@ -182,6 +184,7 @@ LEAST: list[Message] = [
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
     CacheCleared(incarnation=WORKER, id="c", ram_bytes=0, disk_bytes=0),
+    Draining(incarnation=WORKER),
     Goodbye(incarnation=WORKER, reason=""),
 ]
 
