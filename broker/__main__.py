@@ -26,7 +26,7 @@ from broker.dispatch import Dispatcher
 from broker.fleet import Fleet
 from broker.limits import Shares
 from broker.link import Link
-from protocol import lifeline, logs, settings, sockets
+from protocol import lifeline, logs, readiness, settings, sockets
 from protocol.messages import new_incarnation
 
 log = logging.getLogger("broker")
@@ -82,6 +82,7 @@ def build(configured: GatewaySettings, keyring: Keyring) -> Gateway:
         failover_timeout_s=configured.failover_timeout_s,
         hung_timeout_s=configured.hung_timeout_s,
         kill=kill if endpoint.startswith("ipc:") else None,
+        serves=readiness.teller(os.environ),
     )
     shares = Shares(configured.max_per_key)
     return Gateway(settings=configured, dispatcher=dispatcher, link=link, keyring=keyring, shares=shares)

@@ -24,6 +24,7 @@ from protocol.messages import (
     CacheCleared,
     Cancel,
     ClearCache,
+    Draining,
     Events,
     Failed,
     Finished,
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 Kill = Callable[[int], None]
 """End the process with this id, which belongs to a worker of this machine that hangs."""
+Serves = Callable[[int], None]
+"""The worker with this process id has become ready."""
 
 
 class Dispatcher:
@@ -59,6 +62,7 @@ class Dispatcher:
         failover_timeout_s: float = 120.0,
         hung_timeout_s: float = 15.0,
         kill: Kill | None = None,
+        serves: Serves | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.fleet = fleet
@@ -79,6 +83,7 @@ class Dispatcher:
         self._clock = clock
         self._hung_timeout_s = hung_timeout_s
         self._kill = kill
+        self._serves = serves
 
     # --- what clients want ---
 
@@ -99,6 +104,9 @@ class Dispatcher:
         when the worker is too full or cannot be reached, and for a request that has brought it down before.
         """
         self.failover.suspects.check(requests)
+        if not worker.serves or self.fleet.get(worker.incarnation) is not worker:
+            # It has been told to stop, or was lost, since it was found; another may have its model.
+            worker = self.find(worker.model)
         rows = worker.ready.running_max if worker.ready else 0
         present = [*self.flights.aboard(worker.incarnation), *self.flights.waiting(worker.model)]
         self.admission.check(present, rows, len(requests))
@@ -195,6 +203,11 @@ class Dispatcher:
                 if worker.ready is None:
                     log.info("%s is ready: context %d tokens", message.model, message.context_length)
                 self.fleet.ready(worker, message, now)
+                if self._serves is not None:
+                    self._serves(worker.pid)
+            case Draining():
+                log.info("worker for %s (pid %d) is told to stop", worker.model, worker.pid)
+                worker.draining = True
             case Goodbye():
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
             case CacheCleared():

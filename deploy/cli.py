@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from deploy import launchd, service, systemd
+from deploy import control, launchd, service, systemd
 from deploy import serve as serving
 from deploy.supervise import Supervisor
 from protocol import logs, settings, sockets
@@ -58,13 +58,38 @@ def serve(context: typer.Context) -> None:
     """Run the gateway and one worker, supervised, in the foreground."""
     try:
         given, children = serving.read(context.args, os.environ)
+        path = control.path_for(serving.port(context.args, os.environ))
     except (settings.SettingsError, sockets.EndpointError, OSError) as error:
         settings.exit_with(serving.PROGRAM, str(error))
     logs.setup("serve", given.log_format or "text", given.log_level or "info")
-    limits = given.restart_limits()
-    status = Supervisor(children, stop_timeout_s=given.stop_timeout_s, limits=limits).run()
+    status = Supervisor(
+        children,
+        stop_timeout_s=given.stop_timeout_s,
+        limits=given.restart_limits(),
+        reloading=given.reloading(path),
+    ).run()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
     raise typer.Exit(status)
+
+
+@app.command()
+def reload(
+    port: Annotated[int | None, typer.Option(help="Where the gateway of that serve listens.")] = None,
+    config: Annotated[Path | None, typer.Option(help="The TOML file of that serve.")] = None,
+) -> None:
+    """Have a running serve replace its worker by a new process, without the loss of a request.
+
+    The new worker starts beside the old one where memory allows, else after it. One that does not get ready
+    leaves the old one in place. Status 1 when the worker was not replaced.
+    """
+    program = "roundhouse reload"
+    flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
+    try:
+        done, text = control.order(control.path_for(serving.port(flags, os.environ)))
+    except (settings.SettingsError, sockets.EndpointError, control.ControlError, OSError) as error:
+        settings.exit_with(program, str(error))
+    typer.echo(text, err=not done)
+    raise typer.Exit(0 if done else 1)
 
 
 @app.command(context_settings=OWN_FLAGS)

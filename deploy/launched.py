@@ -19,7 +19,7 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.lifecycle import RestartLimits
+from deploy.restarts import RestartLimits
 from protocol.settings import exit_with
 
 PROGRAM = "roundhouse service"

@@ -15,8 +15,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from deploy.lifecycle import RestartLimits
-from deploy.supervise import STOP_TIMEOUT_S, Child
+from deploy.restarts import RestartLimits
+from deploy.supervise import STOP_TIMEOUT_S, Child, Reloading, fits_beside
 from protocol import logs, settings, sockets
 from protocol.sizes import Size
 
@@ -26,6 +26,8 @@ Every setting is also a variable (--max-running is ROUNDHOUSE_MAX_RUNNING) and a
 file named by --config (max_running); a flag wins over a variable, a variable over the file."""
 
 PORT = 8000
+DRAIN_TIMEOUT_S = 10.0
+"""The worker's own default."""
 API_KEYS = "ROUNDHOUSE_API_KEYS"
 GATEWAY_FLAGS = (
     "host",
@@ -48,6 +50,7 @@ WORKER_FLAGS = (
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",
+    "drain_timeout_s",
     "curve_keys",
     "log_format",
     "log_level",
@@ -125,6 +128,16 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
     log_level: Annotated[
         logs.Level | None, Meta(description="debug, info, warning or error (default: info)")
     ] = None
+    drain_timeout_s: Annotated[
+        Annotated[float, Meta(ge=0, le=86400)] | None,
+        Meta(
+            description="seconds that a worker's requests get to end when it is told to stop; then another"
+            " one goes on with them (default: 10)"
+        ),
+    ] = None
+    ready_timeout_s: Annotated[
+        float, Meta(gt=0, le=86400, description="seconds a reloaded worker gets to become ready")
+    ] = 600.0
     stop_timeout_s: Annotated[
         float, Meta(gt=0, le=86400, description="seconds each child gets to stop before it is killed")
     ] = STOP_TIMEOUT_S
@@ -136,16 +149,31 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
         Meta(gt=0, le=3600, description="longest wait before a process that keeps dying is started again"),
     ] = RestartLimits().delay_s_max
 
+    def reloading(self, control: Path) -> Reloading:
+        """How the worker is reloaded, by orders that come to the socket `control`."""
+        drain_s = DRAIN_TIMEOUT_S if self.drain_timeout_s is None else self.drain_timeout_s
+        return Reloading("worker", control, drain_s, self.ready_timeout_s, fits_beside)
+
     def restart_limits(self) -> RestartLimits:
         return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_max_s)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, list[Child]]:
     """Settings and children, the gateway first. Raises `SettingsError` or `EndpointError`."""
-    given = settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
-    config = config_file(argv, environ)
+    given, config = _given(argv, environ)
     endpoint = given.endpoint or _endpoint_of_gateway(given.port, config)
     return given, child_commands(given, endpoint, config, environ)
+
+
+def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Where clients connect to a `serve` that is told this. Raises `SettingsError`."""
+    given, config = _given(argv, environ)
+    return _port_of_gateway(given.port, config)
+
+
+def _given(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, str | None]:
+    given = settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
+    return given, config_file(argv, environ)
 
 
 def child_commands(
@@ -159,7 +187,7 @@ def child_commands(
         argv += _flag("endpoint", endpoint)
         for flag in flags:
             argv += _flag(settings.public_name(flag), getattr(given, flag))
-        return Child(name, argv, dict(env))
+        return Child(name, argv, dict(env), hears=name == "gateway")
 
     # API keys travel in the environment: everybody can see a command line. They are no business of workers.
     bare = {name: value for name, value in environ.items() if name != API_KEYS}
@@ -196,13 +224,17 @@ def gateway_table(config: str | None) -> dict[str, object]:
 
 def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
     """Where the gateway would bind by itself: its own section counts, or the two would not meet."""
-    own = gateway_table(config)
-    if isinstance(endpoint := own.get("endpoint"), str) and endpoint:
+    endpoint = gateway_table(config).get("endpoint")
+    if isinstance(endpoint, str) and endpoint:
         return endpoint
-    if port is None:
-        # A port of another type is for the gateway to refuse.
-        port = found if isinstance(found := own.get("port"), int) else PORT
-    return sockets.default_endpoint(port)
+    return sockets.default_endpoint(_port_of_gateway(port, config))
+
+
+def _port_of_gateway(port: int | None, config: str | None) -> int:
+    if port is not None:
+        return port
+    # A port of another type is for the gateway to refuse.
+    return found if isinstance(found := gateway_table(config).get("port"), int) else PORT
 
 
 def _flag(name: str, value: object) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Protocol
 import psutil  # type: ignore[import-untyped]
 
 from deploy import serve
-from deploy.lifecycle import RestartLimits
+from deploy.restarts import RestartLimits
 from protocol import lifeline, settings, sockets
 
 PROGRAM = "roundhouse service"
@@ -124,7 +124,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
             argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
             environment=_kept(child.env),
             folder=Path.cwd(),  # where relative paths among the settings lead
-            stop_timeout_s=given.stop_timeout_s,
+            stop_timeout_s=given.stop_timeout_s
+            + (given.drain_timeout_s or 0.0 if child.name == "worker" else 0.0),
             starts_max=given.deaths_max + 1,
             window_s=RestartLimits().window_s,
             address=_address(given, serve.config_file(argv, environ)) if child.name == "gateway" else None,

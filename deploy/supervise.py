@@ -3,6 +3,8 @@
 The main thread owns everything but the waiting: one thread per process sits in `wait` and puts the death in
 the same queue as the thread that hears of signals, so all that happens arrives at one place, one at a time.
 
+A reload is asked for on the control socket (`control`); the gateway says who serves (`protocol.readiness`).
+
 What must always hold: when `run` returns, by whatever way, no child and nothing a child has started is left,
 every descriptor opened here is closed and the signal handlers are those found. If this process is killed
 outright, the write end of the lifeline closes with it and the children end themselves (`protocol.lifeline`).
@@ -18,10 +20,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
+import psutil  # type: ignore[import-untyped]
+
+from deploy.control import Control
 from deploy.lifecycle import (
     KILL_WAIT_S_MAX,
     Decision,
@@ -30,35 +36,88 @@ from deploy.lifecycle import (
     Kill,
     Lifecycle,
     NotStarted,
+    ReloadAsked,
+    Reloaded,
     Report,
-    RestartLimits,
-    RestartPolicy,
+    Serving,
     Start,
     StopAsked,
     Terminate,
+    other_name,
 )
+from deploy.restarts import RestartLimits, RestartPolicy
 from deploy.stderr import Stderr
-from protocol import lifeline
+from protocol import lifeline, readiness
 
 STOP_TIMEOUT_S = 15.0
 WAKE_S_MAX = 60.0
+MARGIN_BYTES = 2**29
+"""What must stay free when a second worker of the first one's size has been loaded."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to keep running. `env` is its whole environment."""
+    """A process to keep running. `env` is its whole environment. `hears`: it knows which workers serve."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
+    hears: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reloading:
+    """Which child can be reloaded, by orders that come to the socket at `path`.
+
+    `drain_timeout_s`: what it needs to end its requests. `fits`: whether another process of the size of this
+    one, by its id, finds room beside it.
+    """
+
+    name: str
+    path: Path
+    drain_timeout_s: float
+    ready_timeout_s: float
+    fits: Callable[[int], bool]
+
+
+def fits_beside(pid: int) -> bool:
+    """Whether the machine has as much memory left as this process has taken, and a margin."""
+    try:
+        taken = int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return True
+    return int(psutil.virtual_memory().available) >= taken + MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
     process: subprocess.Popen[bytes]
     waiter: threading.Thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipes:
+    """Descriptors that children inherit: the read end of the lifeline, the write end of readiness."""
+
+    lifeline: int
+    readiness: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Somebody at the control socket wants a reload."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """The gateway says that the worker with this process id serves."""
+
+    pid: int
+
+
+_Events = queue.SimpleQueue[Event | _Order | _Ready]
 
 
 class Supervisor:
@@ -70,15 +129,20 @@ class Supervisor:
         *,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         limits: RestartLimits | None = None,
+        reloading: Reloading | None = None,
     ) -> None:
-        self._children = {child.name: child for child in children}
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._children = {name: child for child in children for name in (child.name, other_name(child.name))}
+        self._events: _Events = queue.SimpleQueue()
+        self._reloading = reloading
+        self._control: Control | None = None
         self._running: dict[str, _Running] = {}
         self._lifecycle = Lifecycle(
             [child.name for child in children],
             RestartPolicy(limits or RestartLimits()),
             stop_timeout_s=stop_timeout_s,
             now=time.monotonic(),
+            drain_timeout_s=reloading.drain_timeout_s if reloading else 0.0,
+            ready_timeout_s=reloading.ready_timeout_s if reloading else 0.0,
         )
 
     def run(self) -> int:
@@ -86,25 +150,59 @@ class Supervisor:
 
         Once, and in the main thread: it takes SIGINT, SIGTERM and SIGHUP.
         """
-        with _stop_signals(self._events):
+        with _stop_signals(self._events), _who_serves(self._events) as teller, self._control_open():
             reader, writer = os.pipe()  # close-on-exec, both: only the reader is handed over, by `pass_fds`
             try:
-                return self._loop(reader)
+                return self._loop(_Pipes(reader, teller))
             finally:
                 self._leave_nothing()
                 os.close(reader)
                 os.close(writer)
 
-    def _loop(self, reader: int) -> int:
+    @contextlib.contextmanager
+    def _control_open(self) -> Iterator[None]:
+        if self._reloading is None:
+            yield
+            return
+        try:
+            self._control = Control(self._reloading.path, lambda: self._events.put(_Order()))
+        except OSError as error:
+            log.warning("nothing can be reloaded: %s", error)
+        try:
+            yield
+        finally:
+            if self._control is not None:
+                self._control.close()
+
+    def _loop(self, pipes: _Pipes) -> int:
         event: Event | None = None
         while True:
             for decision in self._lifecycle.handle(event, time.monotonic()):
-                self._carry_out(decision, reader)
+                self._carry_out(decision, pipes)
             if self._lifecycle.status is not None:
                 return self._lifecycle.status
-            event = self._next_event()
+            event = self._understood(self._next_event())
 
-    def _next_event(self) -> Event | None:
+    def _understood(self, event: Event | _Order | _Ready | None) -> Event | None:
+        """With the names of children in place of process ids. None: it is of no concern any more."""
+        match event:
+            case _Order() if self._reloading is not None:
+                name = self._reloading.name
+                if name not in self._lifecycle.states():
+                    name = other_name(name)
+                running = self._running.get(name)
+                return ReloadAsked(name, running is None or self._reloading.fits(running.process.pid))
+            case _Ready(pid):
+                names = [name for name, running in self._running.items() if running.process.pid == pid]
+                return Serving(names[0]) if names else None
+            case Died(name, pid) if self._running[name].process.pid != pid:
+                return None  # left behind after SIGKILL, and dead at last: another one bears its name
+            case _Order():
+                return None
+            case _:
+                return event
+
+    def _next_event(self) -> Event | _Order | _Ready | None:
         wake_at = self._lifecycle.wake_at()
         wait_s = WAKE_S_MAX if wake_at is None else max(0.0, wake_at - time.monotonic())
         try:
@@ -112,10 +210,13 @@ class Supervisor:
         except queue.Empty:
             return None
 
-    def _carry_out(self, decision: Decision, reader: int) -> None:
+    def _carry_out(self, decision: Decision, pipes: _Pipes) -> None:
         match decision:
             case Start(name):
-                self._start(self._children[name], reader)
+                self._start(name, self._children[name], pipes)
+            case Reloaded(done, text):
+                if self._control is not None:
+                    self._control.answer(done, text)
             case Terminate(name):
                 self._running[name].process.terminate()
             case Kill(name):
@@ -123,30 +224,31 @@ class Supervisor:
             case Report(text, level):
                 log.log(level, "%s", text)
 
-    def _start(self, child: Child, reader: int) -> None:
-        stderr = Stderr(child.name)
+    def _start(self, name: str, child: Child, pipes: _Pipes) -> None:
+        stderr = Stderr(name)
+        hearing = {readiness.VARIABLE: str(pipes.readiness)} if child.hears else {}
         try:
             process = subprocess.Popen(
                 child.argv,
-                env={**child.env, lifeline.VARIABLE: str(reader)},
+                env={**child.env, lifeline.VARIABLE: str(pipes.lifeline), **hearing},
                 stdin=subprocess.DEVNULL,
                 stderr=stderr.writer,
-                pass_fds=[reader],
+                pass_fds=[pipes.lifeline, *([pipes.readiness] if child.hears else [])],
                 # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
                 start_new_session=True,
             )
         except OSError as error:
             stderr.close()
-            self._events.put(NotStarted(child.name, str(error)))
+            self._events.put(NotStarted(name, str(error)))
             return
-        log.info("%s runs as pid %d", child.name, process.pid)
+        log.info("%s runs as pid %d", name, process.pid)
         waiter = threading.Thread(
             target=self._await_end,
-            args=(child.name, process, stderr),
-            name=f"await-{child.name}",
+            args=(name, process, stderr),
+            name=f"await-{name}",
             daemon=True,
         )
-        self._running[child.name] = _Running(process, waiter)
+        self._running[name] = _Running(process, waiter)
         waiter.start()
 
     def _await_end(self, name: str, process: subprocess.Popen[bytes], stderr: Stderr) -> None:
@@ -170,7 +272,7 @@ def _kill_group(leader: int) -> None:
 
 
 @contextlib.contextmanager
-def _stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
+def _stop_signals(events: _Events) -> Iterator[None]:
     """Signals that ask for a stop become events.
 
     A Python handler runs when the main thread gets to it. A signal that comes just before that thread blocks,
@@ -197,9 +299,29 @@ def _stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
         os.close(reader)
 
 
-def _listen(reader: int, events: queue.SimpleQueue[Event]) -> None:
+def _listen(reader: int, events: _Events) -> None:
     while number := os.read(reader, 1):
         events.put(StopAsked(signal.Signals(number[0]).name))
+
+
+@contextlib.contextmanager
+def _who_serves(events: _Events) -> Iterator[int]:
+    """The write end of the pipe in which the gateway names workers that are ready; they become events."""
+    reader, writer = os.pipe()
+    listener = threading.Thread(target=_hear, args=(reader, events), name="readiness", daemon=True)
+    listener.start()
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+        listener.join(KILL_WAIT_S_MAX)
+
+
+def _hear(reader: int, events: _Events) -> None:
+    with os.fdopen(reader, "rb") as lines:
+        for line in lines:
+            if line.strip().isdigit():
+                events.put(_Ready(int(line)))
 
 
 def _noted_elsewhere(_number: int, _frame: FrameType | None) -> None:

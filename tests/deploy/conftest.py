@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SUPERVISOR = """
 import json, os, signal, sys
-from deploy.lifecycle import RestartLimits
+from deploy.restarts import RestartLimits
 from deploy.supervise import Child, Supervisor
 from protocol import logs
 

@@ -18,13 +18,12 @@ from deploy.lifecycle import (
     Lifecycle,
     NotStarted,
     Report,
-    RestartLimits,
-    RestartPolicy,
     Start,
     State,
     StopAsked,
     Terminate,
 )
+from deploy.restarts import RestartLimits, RestartPolicy
 
 LIMITS = RestartLimits()
 STOP_S = 15.0

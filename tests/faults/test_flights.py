@@ -61,9 +61,9 @@ def prompt(number: int, tokens: int) -> str:
     return f"{'go ' * (1 + number)}!tokens={tokens}"
 
 
-def ask_many(system: System, count: int, tokens: int) -> list[Client]:
+def ask_many(url: str, count: int, tokens: int) -> list[Client]:
     """Streamed and whole by turns."""
-    return [ask(system.url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
+    return [ask(url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
 
 
 def assert_undisturbed(clients: list[Client], tokens: int) -> None:
@@ -103,7 +103,7 @@ def test_a_stopped_worker_is_replaced_and_says_nothing_twice_when_it_wakes(tmp_p
     with running_system(tmp_path, ["--silent-after", "1"]) as system:
         stopped = system.start_worker(*STEP)
         system.wait_ready()
-        clients = ask_many(system, 8, 400)
+        clients = ask_many(system.url, 8, 400)
         wait_until_flowing(clients[::2])
         stopped.kill(signal.SIGSTOP)
         eventually(lambda: "is silent" in system.gateway.log(), within_s=30, what="the verdict")
@@ -118,7 +118,7 @@ def test_a_stopped_worker_is_replaced_and_says_nothing_twice_when_it_wakes(tmp_p
 
 def test_a_worker_that_stays_stopped_is_killed_for_its_supervisor_to_start_another(tmp_path: Path) -> None:
     with supervised(tmp_path, "--silent-after", "1", "--hung-timeout", "0.5") as (system, supervisor):
-        clients = ask_many(system, 4, 300)
+        clients = ask_many(system.url, 4, 300)
         wait_until_flowing(clients[::2])
         stopped = supervisor.worker
         stopped.kill(signal.SIGSTOP)
@@ -131,7 +131,7 @@ def test_nobody_waits_for_a_worker_for_ever(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--failover-timeout", "1", "--keepalive", "0.2"]) as system:
         worker = system.start_worker(*STEP)
         system.wait_ready()
-        streamed, whole = clients = ask_many(system, 2, 2000)
+        streamed, whole = clients = ask_many(system.url, 2, 2000)
         wait_until_flowing([streamed])
         worker.kill()
         wait_for(clients, 30)
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_while_it_waits_for_a_worker_is_forgotten(tmp_path:
 
 def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path) -> None:
     with supervised(tmp_path) as (system, supervisor):
-        innocents = ask_many(system, 50, 120)
+        innocents = ask_many(system.url, 50, 120)
         wait_until_flowing(innocents[:16:2])
         poison = ask(system.url, POISON, seed=1)
         wait_for([poison, *innocents], 120)

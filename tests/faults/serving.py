@@ -1,0 +1,97 @@
+"""A supervisor with a gateway and a scripted worker, as `roundhouse serve` runs them: `Served` starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deploy import control
+from deploy.supervise import Child, Reloading, Supervisor, fits_beside
+from protocol import logs
+from tests.system import Process, eventually, free_port
+
+# The worker's flags are read when it starts, so that the next one can be another.
+BEGIN_WORKER = """
+import os, pathlib, sys
+flags = pathlib.Path(sys.argv[1]).read_text().split()
+os.execv(sys.executable, [sys.executable, "-m", "worker.fake", *flags])
+"""
+
+
+class Served:
+    """All of it, at a port of its own. `fits`: whether two workers find room."""
+
+    def __init__(
+        self, folder: Path, flags: str = "", *, fits: bool = True, ready_timeout_s: float = 30
+    ) -> None:
+        self.endpoint = f"ipc://{folder}/line"
+        self._flags, self._control = folder / "flags", folder / "control"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.set_worker(flags)
+        told = {
+            "gateway": [sys.executable, "-m", "broker", "--port", str(port), "--endpoint", self.endpoint],
+            "worker": [sys.executable, "-c", BEGIN_WORKER, str(self._flags)],
+            "control": str(self._control),
+            "fits": fits,
+            "ready_timeout_s": ready_timeout_s,
+        }
+        self.process = Process("serve", ["tests.faults.serving", json.dumps(told)], folder)
+        eventually(lambda: self.workers("ready"), within_s=60, what="a worker is ready")
+
+    def set_worker(self, flags: str) -> None:
+        """What the next worker is told."""
+        self._flags.write_text(f"--endpoint {self.endpoint} {flags}")
+
+    def reload(self) -> tuple[bool, str]:
+        """As `roundhouse reload`: whether the worker was replaced, and what is said of it."""
+        return control.order(self._control)
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.http.get("/v1/status").json()
+        return answer
+
+    def workers(self, state: str) -> list[int]:
+        """The process ids of the workers that are in this state."""
+        try:
+            workers = self.status()["workers"]
+        except httpx.TransportError:
+            return []
+        return [worker["pid"] for worker in workers if worker["state"] == state]
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path, flags: str = "", *, fits: bool = True, ready_timeout_s: float = 30
+) -> Iterator[Served]:
+    """Gone afterwards, with all its children."""
+    served = Served(folder, flags, fits=fits, ready_timeout_s=ready_timeout_s)
+    try:
+        yield served
+    finally:
+        served.http.close()
+        served.process.stop()
+
+
+def main(arguments: Sequence[str]) -> int:
+    told = json.loads(arguments[0])
+    logs.setup("serve")
+    children = [
+        Child("gateway", told["gateway"], dict(os.environ), hears=True),
+        Child("worker", told["worker"], dict(os.environ)),
+    ]
+    fits = fits_beside if told["fits"] else lambda pid: False
+    reloading = Reloading("worker", Path(told["control"]), 10.0, told["ready_timeout_s"], fits)
+    return Supervisor(children, reloading=reloading).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
