@@ -80,16 +80,32 @@ def reload(
     """Have a running serve replace its worker by a new process, without the loss of a request.
 
     The new worker starts beside the old one where memory allows, else after it. One that does not get ready
-    leaves the old one in place. Status 1 when the worker was not replaced.
+    leaves the old one in place. Status 1 when the worker was not replaced. Under launchd or systemd the old
+    one ends first, and who asks before the new one is ready gets a 503.
     """
     program = "roundhouse reload"
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        done, text = control.order(control.path_for(serving.port(flags, os.environ)))
-    except (settings.SettingsError, sockets.EndpointError, control.ControlError, OSError) as error:
+        done, text = _order_reload(control.path_for(serving.port(flags, os.environ)))
+    except (
+        settings.SettingsError,
+        sockets.EndpointError,
+        control.ControlError,
+        service.ServiceError,
+        OSError,
+    ) as error:
         settings.exit_with(program, str(error))
     typer.echo(text, err=not done)
     raise typer.Exit(0 if done else 1)
+
+
+def _order_reload(path: Path) -> tuple[bool, str]:
+    try:
+        return control.order(path)
+    except control.NobodyListensError:
+        if names := service.reload(_manager()):
+            return True, f"restarted {', '.join(names)}"
+        raise
 
 
 @app.command(context_settings=OWN_FLAGS)

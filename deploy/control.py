@@ -27,6 +27,10 @@ class ControlError(Exception):
     """The supervisor cannot be reached, or the answer has not come."""
 
 
+class NobodyListensError(ControlError):
+    """There is no supervisor."""
+
+
 def path_for(port: int) -> Path:
     """Where the supervisor of the gateway at `port` listens. Raises `sockets.EndpointError`."""
     return sockets.runtime_directory() / f"serve-{port}"
@@ -89,7 +93,8 @@ def _remove_stale(path: Path) -> None:
 
 
 def order(path: Path) -> tuple[bool, str]:
-    """Have the worker reloaded: whether it was, and what is to be said of it. Raises `ControlError`."""
+    """Have the worker reloaded: whether it was, and what is to be said of it. Raises `ControlError`, or
+    `NobodyListensError`."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(ANSWER_S_MAX)
         try:
@@ -97,7 +102,7 @@ def order(path: Path) -> tuple[bool, str]:
             line.sendall(ORDER)
             answer = b"".join(iter(lambda: line.recv(4096), b""))
         except (FileNotFoundError, ConnectionRefusedError):
-            raise ControlError(f"no `roundhouse serve` listens at {path}") from None
+            raise NobodyListensError(f"no `roundhouse serve` listens at {path}") from None
         except OSError as error:
             raise ControlError(f"no answer from `roundhouse serve`: {error}") from error
     if not answer:

@@ -184,6 +184,16 @@ def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
     return changed
 
 
+def reload(manager: Manager) -> list[str]:
+    """Have the installed worker end its requests and start anew; the gateway keeps those that it cannot end
+    in time for the next one. The files of what was restarted: none where nothing is installed."""
+    workers = [path.name for path in _installed(manager) if "worker" in path.name]
+    if workers:
+        manager.check()
+        manager.load(workers, workers)
+    return workers
+
+
 def remove(manager: Manager) -> list[str]:
     """Stop and remove whatever is installed, and what it left. The files that were there."""
     names = [path.name for path in _installed(manager)]

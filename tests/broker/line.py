@@ -15,10 +15,12 @@ from protocol.messages import (
     CacheCleared,
     Capabilities,
     Delta,
+    Draining,
     Events,
     Failed,
     Finished,
     Generate,
+    Goodbye,
     Heartbeat,
     Hello,
     Message,
@@ -55,6 +57,7 @@ class Line:
         self.unreachable: set[str] = set()
         self.unsendable: set[str] = set()
         self.killed: list[int] = []
+        self.ready: list[int] = []
         self.steps = 0
         self.contexts: list[AbstractContextManager[list[Flight]]] = []
         self.dispatcher = Dispatcher(
@@ -66,6 +69,7 @@ class Line:
             failover_timeout_s=FAILOVER_S,
             hung_timeout_s=HUNG_S,
             kill=self.killed.append,
+            serves=self.ready.append,
         )
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
@@ -121,7 +125,9 @@ class Line:
         self.dispatcher.hear(worker, message)
 
     def say(
-        self, worker: str, *messages: Accepted | Reused | Events | Finished | Failed | CacheCleared
+        self,
+        worker: str,
+        *messages: Accepted | Reused | Events | Finished | Failed | CacheCleared | Draining | Goodbye,
     ) -> None:
         for message in messages:
             self.dispatcher.hear(worker, message)

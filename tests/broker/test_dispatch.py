@@ -12,6 +12,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
     ClearCache,
+    Draining,
     Failed,
     Finished,
     Goodbye,
@@ -478,3 +479,29 @@ def test_nobody_to_clear_and_nobody_to_reach_are_the_errors_of_any_request(line:
     line.unreachable.clear()
     with line.dispatcher.clear("m", "c") as clearing:
         assert not clearing.over
+
+
+def test_one_that_drains_keeps_what_it_has_and_gets_nothing_new(line: Line) -> None:
+    line.serving("w1")
+    worker = line.dispatcher.find("m")
+    aboard = line.board(request("a"))
+    line.say("w1", Draining(incarnation="w1"))
+    assert worker.state == "draining"
+    with pytest.raises(RequestError) as refused:
+        line.dispatcher.find("m")
+    assert refused.value.code is Code.WORKER_UNAVAILABLE
+    line.serving("w2")
+    # Found before it drained, boarded after: another one has the same model.
+    with line.dispatcher.board(worker, [request("b")], ()):
+        assert line.legs_sent_to("w2") == ["b"]
+    line.say("w1", events("w1", "a", "on"))
+    assert len(aboard.tokens) > 0
+    line.say("w1", Goodbye(incarnation="w1", reason="out of time"))
+    assert line.legs_sent_to("w2") == ["a~2"]
+    assert not aboard.suspect
+
+
+def test_whoever_wants_to_know_is_told_who_has_become_ready() -> None:
+    line = Line()
+    line.serving("w1")
+    assert line.ready == [1]

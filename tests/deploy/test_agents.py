@@ -18,6 +18,7 @@ from deploy import service
 from deploy.launchd import PREFIX, Launchd
 from deploy.service import Job
 from tests.deploy.agents import Agent, Agents
+from tests.faults import streams
 from tests.system import START_S_MAX, eventually, free_port
 
 
@@ -110,6 +111,19 @@ def test_a_worker_that_is_asked_to_stop_stays_stopped_and_status_says_so(install
     eventually(lambda: worker.pid is None, within_s=10, what="the worker has ended")
     lines, runs = service.status(installed.manager)
     assert (lines[1], runs, worker.starts) == ("worker     does not run; last exit: 0", False, 1)
+
+
+def test_a_reload_lets_the_worker_end_its_requests_and_starts_it_anew(installed: Installed) -> None:
+    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
+    text = "!tokens=100 !slow=20"
+    client = streams.ask(str(installed.http.base_url).rstrip("/"), text)
+    streams.wait_until_flowing([client])
+    assert service.reload(installed.manager) == [f"{PREFIX}worker.plist"]
+    streams.wait_for([client], 30)
+    assert client.texts == [streams.scripted(text, 100)]
+    installed.wait_ready()
+    assert installed.worker_pid() not in (None, worker)
+    assert installed.agent("gateway").pid == gateway
 
 
 def test_installing_again_restarts_what_has_changed_and_nothing_else(installed: Installed) -> None:

@@ -15,7 +15,7 @@ from deploy import serve
 from deploy.cli import KEY_FILES, app
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
-from tests.deploy.told import Begin
+from tests.deploy.told import Begin, Told
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -262,3 +262,31 @@ def test_serve_runs_both_processes_and_stops_them(begin: Begin, tmp_path: Path) 
     told.signal(signal.SIGTERM)
     assert told.wait() == 0
     assert "Traceback" not in "\n".join(told.lines)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_reload_is_answered_by_the_serve_at_that_port(begin: Begin, tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    flags = ["--port", "8765"]
+
+    def reload() -> tuple[Told, int]:
+        told = begin([sys.executable, "-m", "deploy", "reload", *flags], cwd=tmp_path, env=env)
+        return told, told.wait()
+
+    nobody, status = reload()
+    assert status == 78
+    assert "no `roundhouse serve` listens at" in "".join(nobody.lines)
+    serve = begin(
+        [sys.executable, "-m", "deploy", "serve", "--ready-timeout", "0.5", *flags], cwd=tmp_path, env=env
+    )
+    serve.wait_line("broker", "--endpoint=")
+    # The stand-in for the gateway never says that anybody is ready.
+    failed, status = reload()
+    assert status == 1
+    assert failed.lines == ["worker-2 was not ready within 0.5 s"]
+    other = begin([sys.executable, "-m", "deploy", "serve", *flags], cwd=tmp_path, env=env)
+    other.wait_line("nothing can be reloaded: another supervisor listens at")
+    for told in (other, serve):
+        told.signal(signal.SIGTERM)
+        assert told.wait() == 0
+    assert not (tmp_path / "roundhouse" / "serve-8765").exists()

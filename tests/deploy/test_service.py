@@ -293,6 +293,22 @@ def test_installed_again_only_what_has_changed_starts_anew(
     assert sorted(systemctl.starts) == sorted(restarted)
 
 
+def test_a_reload_restarts_the_worker_alone(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    assert service.reload(manager) == []
+    service.install(manager, service.read([], environ))
+    systemctl.starts.clear()
+    assert service.reload(manager) == [WORKER]
+    assert systemctl.starts == [WORKER]
+
+
+def test_a_worker_that_has_longer_to_end_its_requests_is_killed_later(environ: dict[str, str]) -> None:
+    gateway, worker = service.read(["--drain-timeout", "60"], environ)
+    assert worker.stop_timeout_s == gateway.stop_timeout_s + 60
+    assert "--drain-timeout=60.0" in worker.argv
+
+
 def test_removed_nothing_is_left_and_files_of_others_are(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:

@@ -136,3 +136,17 @@ def test_what_a_worker_cannot_end_in_time_goes_on_with_another(tmp_path: Path, a
         assert_undisturbed(clients, TOKENS)
         assert system.http.get("/v1/status").json()["gateway"]["failover"]["resumed"] == 4
         assert other.running
+
+
+def test_a_worker_that_drains_does_not_outstay_its_gateway(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        worker = system.start_worker(*STEP.split(), "--drain-timeout", "3600")
+        system.wait_ready()
+        clients = ask_many(system.url, 2, 5000)
+        wait_until_flowing(clients[:1])
+        worker.kill(signal.SIGTERM)
+        eventually(lambda: "told to stop" in worker.log(), within_s=10, what="it drains")
+        assert worker.running
+        system.restart_gateway()
+        assert worker.wait() == 0
+        wait_for(clients, 30)
