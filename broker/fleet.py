@@ -200,7 +200,3 @@ class Fleet:
         expected_s = RETRY_LOADING_S_DEFAULT if known.load_s is None else known.load_s
         left_s = max(1.0, expected_s - (now - worker.met_at))
         return RequestError(Code.MODEL_LOADING, f"{worker.model} is loading{progress}.", retry_after_s=left_s)
-
-    @property
-    def can_serve(self) -> bool:
-        return any(worker.serves for worker in self._workers.values())
