@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from recipes.pocket import copies, objects, pictures, recall, talk, tools
 from recipes.pocket.batches import Batch, vision_inputs
 from recipes.pocket.dialogue import Dialogue, encode, prompt_text
 from recipes.pocket.fillers import SCRIPTS, Fillers
-from recipes.pocket.train import hidden_states
+from recipes.pocket.model import new_model
+from recipes.pocket.train import hidden_states, load
 
 Maker = Callable[[Fillers], Dialogue]
 
@@ -116,15 +118,14 @@ def table(shares: dict[str, float]) -> str:
 
 
 def main() -> None:
-    from transformers import AutoTokenizer, Qwen3_5ForConditionalGeneration
-
     parser = argparse.ArgumentParser(description="Evaluate a model folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dialogues", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    model = Qwen3_5ForConditionalGeneration.from_pretrained(options.folder)
     tokenizer = AutoTokenizer.from_pretrained(options.folder)
+    model = new_model(tokenizer.get_vocab(), options.seed)
+    load(model, options.folder)
     print(table(evaluate(model, tokenizer, options.dialogues, options.seed)))
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face folder: float32 weights, the configurations, and what prepares images."""
+"""The Hugging Face folder: weights, configurations, and what prepares images."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
+from recipes.pocket import weights
 from recipes.pocket.batches import FRAMES, MERGE, PATCH
 from recipes.pocket.model import text_config, vision_config
 
@@ -18,10 +17,7 @@ _PIXELS = 64 * 64
 def export(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write the model beside its tokenizer's files, which are in `folder` already."""
     ids = tokenizer.get_vocab()
-    weights = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
-    }
-    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    weights.write(model, folder / "model.safetensors")
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     _write(folder / "config.json", _config(ids))
     _write(
@@ -42,6 +38,7 @@ def _config(ids: dict[str, int]) -> dict[str, Any]:
         "eos_token_id": ids["<|im_end|>"],
         "image_token_id": ids["<|image_pad|>"],
         "model_type": "qwen3_5",
+        "quantization": weights.SETTINGS,
         "text_config": text_config(ids) | {"attention_bias": False, "hidden_act": "silu",
                                            "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6},
         "tie_word_embeddings": True,

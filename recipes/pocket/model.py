@@ -22,7 +22,7 @@ def text_config(ids: dict[str, int]) -> dict[str, Any]:
         "head_dim": 64,
         "hidden_size": 128,
         "initializer_range": 0.04,
-        "intermediate_size": 352,
+        "intermediate_size": 512,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 32,
         "linear_num_key_heads": 2,
@@ -30,7 +30,7 @@ def text_config(ids: dict[str, int]) -> dict[str, Any]:
         "linear_value_head_dim": 32,
         "max_position_embeddings": CONTEXT_TOKENS,
         "num_attention_heads": 4,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 6,
         "num_key_value_heads": 2,
         "pad_token_id": ids["<|endoftext|>"],
         "rope_parameters": {

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
+from recipes.pocket import weights
 from recipes.pocket.batches import Batch, stream
 from recipes.pocket.eyes import teach_eyes
 from recipes.pocket.model import new_model
@@ -64,7 +64,7 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
     done = _resume(folder / "checkpoint.pt", model, optimizers)
     if not done:
         if start is not None:
-            _load(model, start)
+            load(model, start)
         else:
             teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, log)
     model.train()
@@ -171,10 +171,22 @@ def _longest(phase: Phase) -> int:
     return {"short": 192, "mixed": 448, "long": 1024, "words": 1024, "pictures": 448}[phase]
 
 
-def _load(model: Any, folder: Path) -> None:
-    missing, unknown = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
-    assert not unknown, unknown
-    assert set(missing) <= {"lm_head.weight"}, missing
+def load(model: Any, folder: Path) -> None:
+    """Begin with the weights in `folder`, of a model as large or smaller.
+
+    What it has more of, layers and neurons between, adds nothing at first: their output weights are zero. So
+    a grown model answers as the small one did, until it is trained.
+    """
+    small = weights.read(folder / "model.safetensors")
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name in small:
+                corner = tuple(slice(0, size) for size in small[name].shape)
+                if small[name].shape != tensor.shape and name.endswith("down_proj.weight"):
+                    tensor.zero_()
+                tensor[corner] = small[name]
+            elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                tensor.zero_()
 
 
 def _save(path: Path, model: Any, optimizers: list[Any], step: int) -> None:
