@@ -2,9 +2,8 @@
 
 A row's fault ends that row. A step that fails belongs to nobody in particular: its rows fail and the engine
 is reset. Several prompts that fail together are run again one by one, so that the one at fault fails alone.
-After `FAILURES_MAX` failures without a token in between the thread gives up, so that a supervisor starts a
-fresh process. The failure of a prompt counts only if the engine then fails on a harmless one as well: no
-client can end the worker with prompts of its own.
+After too many failures without a token in between (`failures`) the thread gives up, so that a supervisor
+starts a fresh process.
 """
 
 from __future__ import annotations
@@ -24,55 +23,28 @@ from protocol.messages import (
     Failed,
     Finished,
     Message,
-    PrefixStatus,
     Reuse,
     Reused,
-    RowStatus,
 )
 from worker.answer import Answer
 from worker.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
-from worker.contract import Draw, Model, Prepared, Step
+from worker.company import Company
+from worker.contract import Model, Prepared, Step
+from worker.counters import TOLD_EVERY_S, Counters
+from worker.failures import Failures
 from worker.reuse import Store
 from worker.rows import Chunk, Group, Phase, Row
 from worker.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-FAILURES_MAX = 10
 OUTBOX_MESSAGES_MAX = 2048
-PROBE = "probe"
-"""The row of the harmless prompt. A gateway draws its requests' ids, and never this one."""
-_PROBE_TOKENS = (0, 0)
 _BACKPRESSURE_WAIT_S = 0.05
-WINDOW_ALONE_S = 0.001
-COMPANY_WITHIN = 4
-"""Windows after its beginning in which others count as company."""
-TOLD_EVERY_S = 0.2
-"""How often the heartbeat gets to know each row anew."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Written by the model thread, read by the heartbeat: replaced as a whole, so no lock is needed."""
-
-    running: int = 0
-    waiting: int = 0
-    steps: int = 0
-    cache_bytes: int = 0
-    rows: list[RowStatus] = field(default_factory=list)
-    prefix: PrefixStatus | None = None
-
-
-class EngineKeepsFailing(Exception):
-    """The engine failed too many times in a row; a fresh process is the cure."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """One worker's rows. `publish` hands a message to the I/O thread, `backlog` says how many it holds.
-
-    `admission_window_s`: how long an idle loop that gets a request waits for others to share its batch.
-    """
+    """One worker's rows. `publish` hands a message to the I/O thread, `backlog` says how many it holds."""
 
     model: Model
     scheduler: Scheduler
@@ -80,19 +52,16 @@ class Loop:
     inbox: queue.SimpleQueue[Command]
     publish: Callable[[Message], None]
     backlog: Callable[[], int]
-    admission_window_s: float = 0.0
+    company: Company = field(default_factory=lambda: Company(0.0))
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     _answers: dict[str, Answer] = field(default_factory=dict)
-    _failures: int = 0
+    _failures: Failures = field(default_factory=Failures)
     _told_at: float = -math.inf
-    _idle_until: float = -math.inf
-    _had_company: bool = True
-    """Whether others came soon after the last request that found the loop idle."""
 
     def run(self) -> None:
-        """Until `Stop`. Raises `EngineKeepsFailing`."""
+        """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
         while self._take_commands():
             if self.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
                 self._step()
@@ -115,17 +84,11 @@ class Loop:
             wait_s = 0.0
             if was_idle and len(self.scheduler) and not self.scheduler.is_full:
                 now = self.clock()
-                window_ends = window_ends or now + self._open_window(now)
+                window_ends = window_ends or now + self.company.window(now)
                 wait_s = max(0.0, window_ends - now)
         if is_clogged:
             self.scheduler.lap(self.clock(), decoded=None)
         return True
-
-    def _open_window(self, now: float) -> float:
-        """How long to wait for company: hardly, if the last one to find the loop idle had none."""
-        expected = self._had_company
-        self._idle_until, self._had_company = now, False
-        return self.admission_window_s if expected else min(self.admission_window_s, WINDOW_ALONE_S)
 
     def _obey(self, command: Command) -> bool:
         match command:
@@ -162,7 +125,7 @@ class Loop:
             log.warning("%s: is here already", request.id)
             return
         now = self.clock()
-        self._had_company |= now - self._idle_until <= COMPANY_WITHIN * self.admission_window_s
+        self.company.came(now)
         try:
             pipeline = self.model.open_pipeline(request)
             row = self.scheduler.add(request, now)
@@ -224,7 +187,7 @@ class Loop:
         # A step without tokens has only set out to compute some.
         self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
         if step.tokens:
-            self._failures = 0
+            self._failures.clear()
             self._hand_out(step)
 
     def _hand_out(self, step: Step) -> None:
@@ -352,25 +315,12 @@ class Loop:
         self.model.engine.reset()
         self.scheduler.rewind()
         self.scheduler.lap(self.clock(), decoded=None)
-        self._count_failure(error)
+        self._failures.count(error)
 
     def _fail_prefill(self, row: Row, error: Exception) -> None:
         """The prompt's fault, unless the engine cannot prefill anything else either."""
         self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
-        engine = self.model.engine
-        try:
-            engine.prefill({PROBE: _PROBE_TOKENS[:-1]})
-            engine.start(PROBE, _PROBE_TOKENS, len(_PROBE_TOKENS), Draw())
-        except Exception as failure:  # the engine's
-            log.exception("the engine fails on a harmless prompt as well")
-            self._count_failure(failure)
-        finally:
-            engine.drop(PROBE)
-
-    def _count_failure(self, error: Exception) -> None:
-        self._failures += 1
-        if self._failures >= FAILURES_MAX:
-            raise EngineKeepsFailing(f"{self._failures} failures in a row, the last {error!r}")
+        self._failures.probe(self.model.engine)
 
     def _count_rows(self) -> None:
         self.counters.running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)

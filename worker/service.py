@@ -47,9 +47,11 @@ from protocol.messages import (
 )
 from protocol.settings import EXIT_CONFIGURATION
 from worker.commands import Clear, Command, Drop, Stop, Submit
+from worker.company import Company
 from worker.config import WorkerSettings
 from worker.contract import Facts, Loader, Model, ModelError
-from worker.loop import Counters, Loop
+from worker.counters import Counters
+from worker.loop import Loop
 from worker.outbox import Outbox
 from worker.pool import Outcome, PreparerPool
 from worker.reuse import Limits, open_store
@@ -133,7 +135,7 @@ class Service:
             inbox=self._inbox,
             publish=self._outbox.put,
             backlog=self._outbox.depth,
-            admission_window_s=self._settings.admission_window_s,
+            company=Company(self._settings.admission_window_s),
             counters=self._counters,
         )
 

@@ -12,8 +12,10 @@ from worker.caches.files import Blob
 from worker.caches.items import Shape
 from worker.caches.prefix import PrefixIndex
 from worker.commands import Command, Drop, Stop, Submit
+from worker.company import Company
 from worker.contract import Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Step
-from worker.loop import PROBE, Loop
+from worker.failures import PROBE
+from worker.loop import Loop
 from worker.reuse import Store
 from worker.scheduler import Policy, Scheduler
 
@@ -291,7 +293,7 @@ class House:
             inbox=self.inbox,  # type: ignore[arg-type]
             publish=self._publish,
             backlog=lambda: self.backlog(),
-            admission_window_s=self.admission_window_s,
+            company=Company(self.admission_window_s),
             clock=lambda: self.now,
         )
 

@@ -19,8 +19,9 @@ from tests.worker.engines import (
 )
 from worker import loop as loop_module
 from worker.commands import Command, Drop, Stop, Submit
+from worker.failures import FAILURES_MAX, EngineKeepsFailing
 from worker.fake import FakeLoader
-from worker.loop import FAILURES_MAX, EngineKeepsFailing, Loop
+from worker.loop import Loop
 from worker.scheduler import Policy, Scheduler
 
 WAIT_S = 20.0

@@ -13,8 +13,8 @@ from tests.worker.engines import (
     breaking,
 )
 from worker import loop as loop_module
+from worker.company import WINDOW_ALONE_S
 from worker.contract import Draw
-from worker.loop import WINDOW_ALONE_S
 
 # --- the pace ----------------------------------------------------------------------------------------
 
