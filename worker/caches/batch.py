@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from worker.caches.layers import Layer, StateLayer, batch_layer
-from worker.caches.positional import Order, PositionalLayer, Seats
+from worker.caches.positional import Order, PositionalLayer
+from worker.caches.seats import Seats
 
 RowCaches = list[Any]
 """One cache per layer of a single row, of whatever classes upstream's model makes."""

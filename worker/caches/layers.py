@@ -14,7 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from worker.caches.positional import Order, PositionalLayer, Seats, is_positional
+from worker.caches.positional import Order, PositionalLayer, is_positional
+from worker.caches.seats import Seats
 
 
 class StateLayer:

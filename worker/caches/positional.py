@@ -13,38 +13,10 @@ from typing import Any
 import mlx.core as mx
 
 from worker.caches import grouping
+from worker.caches.seats import Seats
 
 Order = Sequence[int]
 """Which row comes to sit at each place: the number of an old row; joining ones are counted on from these."""
-
-
-class Seats:
-    """Where the rows of a batch stand: shared by its layers, moved by the batch.
-
-    `lengths`: tokens each row has in its cache. `column`: where the next token of every row goes. Columns are
-    counted from an arbitrary point and may be negative; a row fills the `lengths[row]` ones before `column`.
-    """
-
-    def __init__(self) -> None:
-        self.lengths: list[int] = []
-        self.column = 0
-        self._offset: mx.array | None = None
-
-    def seat(self, lengths: list[int]) -> None:
-        self.lengths = lengths
-        self._offset = None
-
-    def advance(self) -> None:
-        """Every row has got one token more."""
-        self.seat([length + 1 for length in self.lengths])
-        self.column += 1
-
-    @property
-    def offset(self) -> mx.array:
-        """[rows] int32: the position of each row's next token."""
-        if self._offset is None:
-            self._offset = mx.array(self.lengths, mx.int32)
-        return self._offset
 
 
 class PositionalLayer:
