@@ -8,7 +8,8 @@ it all at once.
 from __future__ import annotations
 
 import random
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from recipes.pocket.batches import MERGE, vision_inputs
 from recipes.pocket.fillers import Fillers
 from recipes.pocket.muon import Muon
 from recipes.pocket.pictures import PALETTE, SHAPES, Picture
+from recipes.pocket.told import Told
 
 STEPS = 2400
 PICTURES = 64
@@ -30,8 +32,9 @@ _SHAPES = (*SHAPES, None)
 _COLOURS = tuple(PALETTE)
 
 
-def teach_eyes(eyes: Any, width: int, seed: int, log: TextIO) -> None:
+def teach_eyes(eyes: Any, width: int, seed: int, log: Path) -> None:
     """Train the vision tower `eyes`, whose tokens have `width` numbers, in place."""
+    told = Told(log)
     torch.manual_seed(seed)
     heads = torch.nn.ModuleList(torch.nn.Linear(width, len(of)) for of in (_SHAPES, _COLOURS, _COLOURS))
     optimizers = _optimizers(eyes, heads)
@@ -48,7 +51,7 @@ def teach_eyes(eyes: Any, width: int, seed: int, log: TextIO) -> None:
         right += int((guesses[0].argmax(-1) == truths[0]).sum())
         shown += PICTURES
         if (step + 1) % _LOG_EVERY == 0:
-            print(f"eyes {step + 1} shapes {right / shown:.3f}", file=log, flush=True)
+            told.line(f"eyes {step + 1} shapes {right / shown:.3f}")
             right = shown = 0
 
 

@@ -1,8 +1,9 @@
-"""The pocket model's shape: Qwen3.5 vision-language, four text layers, and a vision tower of two."""
+"""The pocket model's shape: Qwen3.5 vision-language, six text layers, and a vision tower of two."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,19 @@ from tests.models.tokenizer import SIZE
 CONTEXT_TOKENS = 32768
 
 
-def text_config(ids: dict[str, int]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Shape:
+    """What a model grows in: text layers, and neurons between the two matrices of each."""
+
+    layers: int
+    neurons: int
+
+
+YOUNG = Shape(layers=4, neurons=352)
+GROWN = Shape(layers=6, neurons=512)
+
+
+def text_config(ids: dict[str, int], shape: Shape = GROWN) -> dict[str, Any]:
     """Gated delta and full attention by turns: the first finds what came before, the second looks it up."""
     return {
         "dtype": "float32",
@@ -22,7 +35,7 @@ def text_config(ids: dict[str, int]) -> dict[str, Any]:
         "head_dim": 64,
         "hidden_size": 128,
         "initializer_range": 0.04,
-        "intermediate_size": 512,
+        "intermediate_size": shape.neurons,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 32,
         "linear_num_key_heads": 2,
@@ -30,7 +43,7 @@ def text_config(ids: dict[str, int]) -> dict[str, Any]:
         "linear_value_head_dim": 32,
         "max_position_embeddings": CONTEXT_TOKENS,
         "num_attention_heads": 4,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": shape.layers,
         "num_key_value_heads": 2,
         "pad_token_id": ids["<|endoftext|>"],
         "rope_parameters": {
@@ -61,9 +74,9 @@ def vision_config() -> dict[str, Any]:
     }
 
 
-def config(ids: dict[str, int]) -> Qwen3_5Config:
+def config(ids: dict[str, int], shape: Shape = GROWN) -> Qwen3_5Config:
     return Qwen3_5Config(
-        text_config=text_config(ids),
+        text_config=text_config(ids, shape),
         vision_config=vision_config(),
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -73,9 +86,9 @@ def config(ids: dict[str, int]) -> Qwen3_5Config:
     )
 
 
-def new_model(ids: dict[str, int], seed: int) -> Qwen3_5ForConditionalGeneration:
+def new_model(ids: dict[str, int], seed: int, shape: Shape = GROWN) -> Qwen3_5ForConditionalGeneration:
     torch.manual_seed(seed)
-    model = Qwen3_5ForConditionalGeneration(config(ids))
+    model = Qwen3_5ForConditionalGeneration(config(ids, shape))
     for layer in model.model.language_model.layers:
         if hasattr(layer, "linear_attn"):
             _lengthen_memory(layer.linear_attn)

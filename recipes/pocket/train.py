@@ -2,16 +2,18 @@
 
 The layers' matrices are stepped by Muon, known to need fewer tokens than AdamW; embeddings, norms,
 convolutions and what is not a layer by AdamW. The learning rate is warmed up, held, and then let down to
-zero over the last two fifths, so that the end can be moved while it runs.
+zero, so that the end can be moved while it runs.
+
+A young model first, on short dialogues and then longer ones; then one that has grown out of it, on text
+alone; then the vision tower, behind a text half that stays as it is.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,90 +21,82 @@ import torch.nn.functional as F
 from recipes.pocket import weights
 from recipes.pocket.batches import Batch, stream
 from recipes.pocket.eyes import teach_eyes
-from recipes.pocket.model import new_model
+from recipes.pocket.model import GROWN, YOUNG, Shape, new_model
 from recipes.pocket.muon import Muon
 from recipes.pocket.synthesize import Phase
+from recipes.pocket.told import Told
 
+BATCH_TOKENS = 2048
+LOG = "train.log"
+_MUON_RATE, _ADAM_RATE = 5e-3, 2.5e-3
 _WARM_UP = 80
+_MIXED_FROM, _LONG_FROM = 0.18, 0.6
+"""Shares of the steps after which the mixture is `mixed`, `long`."""
+_EYES_STEPS, _EYES_RATE, _EYES_DECAY_SHARE = 1400, 0.6, 0.4
 _CHECKPOINT_EVERY = 200
-_LOG_EVERY = 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train and on what."""
+    """How long to train what and on what."""
 
-    steps: int = 10000
-    batch_tokens: int = 2048
-    muon_rate: float = 5e-3
-    adam_rate: float = 2.5e-3
-    mixed_from: float = 0.18
-    """Share of the steps after which the mixture is `mixed`."""
-    long_from: float = 0.6
+    shape: Shape
+    steps: int
     words_only: bool = False
     """All steps on the mixture `words`, for a model that goes on from another."""
     rate: float = 1.0
-    """Of the rates above. Full rates unlearn copying in a model that goes on."""
+    """Of `_MUON_RATE` and `_ADAM_RATE`."""
     decay_share: float = 0.4
     """Of the steps, at the end, over which the rates fall to zero."""
-    eyes_steps: int = 1400
-    """Of the vision tower alone, after the others."""
-    eyes_rate: float = 0.6
-    """Of the rates above, meanwhile."""
-    threads: int = 2
+
+
+FIRST = Plan(YOUNG, steps=10000)
+THEN = Plan(GROWN, steps=7000, words_only=True, rate=0.7, decay_share=0.7)
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
     """Train, or go on from the checkpoint in `folder`, and return the model.
 
-    `start`: a model folder whose weights it begins with, its vision tower included.
+    `start`: a model folder whose weights it begins with.
     """
-    torch.set_num_threads(plan.threads)
-    log = (folder / "train.log").open("a", encoding="utf-8")
-    model = new_model(tokenizer.get_vocab(), seed)
-    optimizers = _optimizers(model, plan)
+    model = new_model(tokenizer.get_vocab(), seed, plan.shape)
+    optimizers = _optimizers(model)
     done = _resume(folder / "checkpoint.pt", model, optimizers)
     if not done:
         if start is not None:
             load(model, start)
         else:
-            teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, log)
+            teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, folder / LOG)
     model.train()
     phase: Phase | None = None
-    started, seen, losses = time.monotonic(), 0, 0.0
+    told = Told(folder / LOG)
     for step in range(done, plan.steps):
         if _phase(step, plan) != phase:
             phase = _phase(step, plan)
-            batches = stream(tokenizer, phase, plan.batch_tokens, _longest(phase), f"{seed} {phase} {step}")
-        batch = next(batches)
-        losses += _step(model, optimizers, batch, _rate(step, plan) * plan.rate, plan)
-        seen += batch.ids.numel()
-        if (step + 1) % _LOG_EVERY == 0:
-            speed = seen / (time.monotonic() - started)
-            told = f"{step + 1} {phase} loss {losses / _LOG_EVERY:.4f} {speed:.0f}/s"
-            print(f"{time.strftime('%H:%M:%S')} {told}", file=log, flush=True)
-            losses = 0.0
+            batches = stream(tokenizer, phase, BATCH_TOKENS, _longest(phase), f"{seed} {phase} {step}")
+        told.step(step + 1, phase, _step(model, optimizers, next(batches), _rate(step, plan) * plan.rate))
         if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == plan.steps:
             _save(folder / "checkpoint.pt", model, optimizers, step + 1)
-    _join_eyes(model, tokenizer, seed, plan, log)
     model.eval()
     return model
 
 
-def _join_eyes(model: Any, tokenizer: Any, seed: int, plan: Plan, log: TextIO) -> None:
-    """Train the vision tower alone on what the text half makes of it, which stays as it is."""
+def open_eyes(folder: Path, model: Any, tokenizer: Any, seed: int) -> None:
+    """Train the vision tower behind a text half that is finished and stays as it is.
+
+    By itself first, and then on what that half makes of it.
+    """
+    teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, folder / LOG)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".visual." in name)
-    optimizers = _optimizers(model, plan)
-    batches = stream(tokenizer, "pictures", plan.batch_tokens, _longest("pictures"), f"{seed} pictures")
-    losses = 0.0
-    for step in range(plan.eyes_steps):
-        left = (plan.eyes_steps - step) / (plan.eyes_steps * plan.decay_share)
-        rate = plan.eyes_rate * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
-        losses += _step(model, optimizers, next(batches), rate, plan)
-        if (step + 1) % _LOG_EVERY == 0:
-            print(f"pictures {step + 1} loss {losses / _LOG_EVERY:.4f}", file=log, flush=True)
-            losses = 0.0
+    optimizers = _optimizers(model)
+    batches = stream(tokenizer, "pictures", BATCH_TOKENS, _longest("pictures"), f"{seed} pictures")
+    told = Told(folder / LOG)
+    for step in range(_EYES_STEPS):
+        left = (_EYES_STEPS - step) / (_EYES_STEPS * _EYES_DECAY_SHARE)
+        rate = _EYES_RATE * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
+        told.step(step + 1, "pictures", _step(model, optimizers, next(batches), rate))
+    model.eval()
 
 
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
@@ -123,14 +117,14 @@ def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
     return seen
 
 
-def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float, plan: Plan) -> float:
+def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float) -> float:
     rows, columns = batch.learnt
     hidden = hidden_states(model, batch)[rows, columns - 1]
     logits = model.lm_head(hidden)
     loss = F.cross_entropy(logits, batch.ids[rows, columns])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer, full in zip(optimizers, (plan.muon_rate, plan.adam_rate), strict=True):
+    for optimizer, full in zip(optimizers, (_MUON_RATE, _ADAM_RATE), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = full * rate
         optimizer.step()
@@ -138,7 +132,7 @@ def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float, plan: Pl
     return float(loss.detach())
 
 
-def _optimizers(model: Any, plan: Plan) -> list[Any]:
+def _optimizers(model: Any) -> list[Any]:
     muon, adam = [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -149,8 +143,8 @@ def _optimizers(model: Any, plan: Plan) -> list[Any]:
         is_matrix = (parameter.ndim == 2 and layered) or (parameter.ndim > 2 and "patch_embed" in name)
         (muon if is_matrix else adam).append(parameter)
     return [
-        Muon([{"params": muon}], rate=plan.muon_rate, decay=0.02),
-        torch.optim.AdamW(adam, lr=plan.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
+        Muon([{"params": muon}], rate=_MUON_RATE, decay=0.02),
+        torch.optim.AdamW(adam, lr=_ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
     ]
 
 
@@ -162,9 +156,9 @@ def _rate(step: int, plan: Plan) -> float:
 def _phase(step: int, plan: Plan) -> Phase:
     if plan.words_only:
         return "words"
-    if step < plan.mixed_from * plan.steps:
+    if step < _MIXED_FROM * plan.steps:
         return "short"
-    return "mixed" if step < plan.long_from * plan.steps else "long"
+    return "mixed" if step < _LONG_FROM * plan.steps else "long"
 
 
 def _longest(phase: Phase) -> int:
