@@ -115,8 +115,8 @@ class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a request stands in its worker: `waiting`, `prefill` or `decode`. `prefilled` counts the reused
-    tokens too. Seconds are since its arrival at the worker."""
+    """Where a request stands in its worker: `waiting`, `ahead` (its prompt is run, and it waits for a place),
+    `prefill` or `decode`. `prefilled` counts the reused tokens too. Seconds are since its arrival there."""
 
     id: str
     phase: str

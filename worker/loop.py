@@ -324,7 +324,7 @@ class Loop:
 
     def _count_rows(self) -> None:
         self.counters.running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)
-        self.counters.waiting = self.scheduler.count(Phase.WAITING)
+        self.counters.waiting = self.scheduler.count(Phase.WAITING, Phase.AHEAD)
 
     def _count(self) -> None:
         self._count_rows()

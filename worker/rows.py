@@ -13,9 +13,13 @@ from worker.pace import Work
 
 
 class Phase(StrEnum):
-    """Where a request stands. It moves forward, except that a preempted row waits again."""
+    """Where a request stands. It moves forward, except that a preempted row waits again.
+
+    `AHEAD`: its prompt has been run with those of others, and it waits for a place. Not every row comes by.
+    """
 
     WAITING = "waiting"
+    AHEAD = "ahead"
     PREFILL = "prefill"
     DECODE = "decode"
 
@@ -61,7 +65,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of one row's tokens. `last`: it starts to decode after it, and so do its `copies`. `match`: a
-    stored prefix that is restored before; the tokens are those behind it."""
+    stored prefix that is restored before; the tokens are those behind it. All that is left, and not `last`:
+    the row has no place yet."""
 
     row: Row
     tokens: tuple[int, ...]

@@ -2,8 +2,11 @@
 
 Each step decodes every started row, then spends on prompts what time the running streams can spare. The order
 is that of priority, then of arrival. What must always hold: a request is in exactly one phase; at most
-`rows_max` are past waiting; what they have reserved is at most `bytes_max`; nobody takes a place or bytes
-that someone before them waits for. A preempted row waits where it stood before.
+`rows_max` run; what rows have reserved is at most `bytes_max`; nobody takes a place or bytes that someone
+before them waits for. A preempted row waits where it stood before.
+
+Short prompts for which there is no place yet run along with one that is begun: a call with several costs
+little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches, and give way first.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from worker.sharing import SHORT_TOKENS_MAX, Sharing
 
 PADDING_MAX = 0.25
 """The most of a call with several rows that may be padding."""
+AHEAD_MAX = 7
 _SETTLING_STEPS = 2
 
 
@@ -122,7 +126,7 @@ class Scheduler:
     def _family(self, tokens: tuple[int, ...], digest: int, number: int) -> int:
         # A prompt of one token needs no prefill that could be shared.
         if len(tokens) > 1:
-            for row in (*self._in[Phase.PREFILL].values(), *self._in[Phase.WAITING].values()):
+            for row in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING):
                 if row.digest == digest and row.tokens == tokens:
                     return row.family
         return number
@@ -177,7 +181,7 @@ class Scheduler:
 
     def rewind(self) -> None:
         """Every cache was lost: prefills begin anew. Started rows must have been dropped."""
-        for row in self._in[Phase.PREFILL].values():
+        for row in self._of(Phase.PREFILL, Phase.AHEAD):
             row.prefilled = 0
 
     # --- what is next ---
@@ -185,12 +189,13 @@ class Scheduler:
     def plan(self, cache_bytes: int = 0) -> Plan:
         """What to run before the next decode step. `cache_bytes`: what all caches really take."""
         preempted = self._make_room(cache_bytes)
-        line = self._line(cache_bytes)
-        groups = self._fill(line, self._pace.budget(decoding=self.decodes)) if line else []
+        line, behind = self._line(cache_bytes, preempted)
+        budget = self._pace.budget(decoding=self.decodes)
+        groups = self._fill(line, behind, budget) if line else []
         return Plan(groups, preempted)
 
-    def _line(self, cache_bytes: int) -> list[Row]:
-        """Rows in prefill and those that may join them now, in order.
+    def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Rows in prefill and those that may join them now, in order; and who could run ahead with them.
 
         A row joins rows that run only if each of them can grow by a block, or it would soon be preempted.
         One that is held is passed over.
@@ -198,19 +203,43 @@ class Scheduler:
         admitted = self.count(Phase.PREFILL, Phase.DECODE)
         line = list(self._in[Phase.PREFILL].values())
         places = self._policy.rows_max - admitted
-        if places > 0 and self._in[Phase.WAITING]:
+        behind: list[Row] = []
+        if places > 0 and (ready := [row for row in self._of(Phase.AHEAD, Phase.WAITING) if not row.held]):
+            ready.sort(key=_order)
             free = self._ledger.free(cache_bytes) - admitted * self._ledger.block_bytes
-            ready = [row for row in self._in[Phase.WAITING].values() if not row.held]
-            for row in sorted(ready, key=_order)[:places]:
-                free -= self._ledger.needs(row.length)
+            for row in ready[:places]:
+                free -= self._ledger.needs(row.length) - row.bytes
+                while free < 0 and (last := self._last_ahead(row)):
+                    free += last.bytes
+                    preempted.append(self._preempt(last))
                 if free < 0 and (admitted or line):
                     break
                 line.append(row)
                 free -= self._ledger.block_bytes
+            else:
+                behind = self._behind(ready[places:], free)
         line.sort(key=_order)
-        return line
+        return line, behind
 
-    def _fill(self, line: list[Row], budget: Budget) -> list[Group]:
+    def _behind(self, rows: list[Row], free: float) -> list[Row]:
+        """Rows without a place whose prompts could be run now, in order. Nobody overtakes one that cannot."""
+        behind: list[Row] = []
+        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.AHEAD].values())
+        for row in rows:
+            if row.prefilled:
+                continue
+            free -= self._ledger.needs(row.length) - row.bytes + self._ledger.block_bytes
+            if len(behind) == room or free < 0 or row.family != row.order[1] or not _is_short(row, None):
+                break
+            behind.append(row)
+        return behind
+
+    def _last_ahead(self, first: Row) -> Row | None:
+        """The last of those that wait with a prompt in their caches, if it is behind `first`."""
+        last = max(self._in[Phase.AHEAD].values(), key=_order, default=first)
+        return last if last.order > first.order else None
+
+    def _fill(self, line: list[Row], behind: list[Row], budget: Budget) -> list[Group]:
         """The groups of one plan. Rows of `line` that get a chunk are admitted."""
         # Of a family one row leads and the others wait for it.
         leads: dict[int, Row] = {}
@@ -218,10 +247,13 @@ class Scheduler:
             lead = leads.setdefault(row.family, row)
             if row.prefilled > lead.prefilled:
                 leads[row.family] = row
-        heads = self._ready(dict.fromkeys(leads[row.family] for row in line))
+        first = dict.fromkeys(leads[row.family] for row in line)
+        heads = self._ready([*first, *(row for row in behind if row.family not in leads)])
         groups: list[Group] = []
         while heads:
             head = next(iter(heads))
+            if head not in first:
+                break
             match = heads.pop(head)
             begin = match.length if match else head.prefilled
             left = len(head.tokens) - 1 - begin
@@ -232,7 +264,7 @@ class Scheduler:
             if _is_short(head, match):
                 for row in _companions(head, heads, budget):
                     del heads[row]
-                    group.append(self._chunk(row, None, row.left, line))
+                    group.append(self._chunk(row, None, row.left, line) if row in first else self._ahead(row))
             budget.spend(work_of(group))
             groups.append(group)
         return groups
@@ -260,10 +292,17 @@ class Scheduler:
         last = begin + size == len(row.tokens) - 1
         copies = tuple(other for other in line if last and other.family == row.family and other is not row)
         for joining in (row, *copies):
-            if joining.phase is Phase.WAITING:
+            if joining.phase is not Phase.PREFILL:
                 self._move(joining, Phase.PREFILL)
                 self._ledger.reserve(joining)
         return Chunk(row, row.tokens[begin : begin + size], last, copies, match)
+
+    def _ahead(self, row: Row) -> Chunk:
+        """All of its prompt, and no place yet."""
+        if row.phase is Phase.WAITING:
+            self._move(row, Phase.AHEAD)
+            self._ledger.reserve(row)
+        return Chunk(row, row.tokens[:-1], last=False)
 
     # --- bytes ---
 
@@ -276,16 +315,16 @@ class Scheduler:
         surprised = cache_bytes > ledger.bytes_max and not self._settling
         if surprised:
             ledger.learn(cache_bytes)
-        while self.count(Phase.PREFILL, Phase.DECODE) > 1 and (
+        while self.count(Phase.AHEAD, Phase.PREFILL, Phase.DECODE) > 1 and (
             ledger.reserved > ledger.bytes_max or surprised
         ):
-            preempted.append(self._preempt())
+            running = self._of(Phase.PREFILL, Phase.DECODE)
+            preempted.append(self._preempt(max(self._of(Phase.AHEAD) or running, key=_order)))
             self._settling, surprised = 1 + _SETTLING_STEPS, False
         return preempted
 
-    def _preempt(self) -> Row:
-        """The youngest of the least important loses its cache. It keeps its answer and its place in line."""
-        row = max((*self._in[Phase.PREFILL].values(), *self._in[Phase.DECODE].values()), key=_order)
+    def _preempt(self, row: Row) -> Row:
+        """It loses its cache, and keeps its answer and its place in line."""
         self._move(row, Phase.WAITING)
         self._ledger.release(row)
         row.prefilled = 0
@@ -295,6 +334,9 @@ class Scheduler:
         if self._sharing:
             self._sharing.end(row)
         return row
+
+    def _of(self, *phases: Phase) -> list[Row]:
+        return [row for phase in phases for row in self._in[phase].values()]
 
     def _move(self, row: Row, phase: Phase) -> None:
         del self._in[row.phase][row.id]

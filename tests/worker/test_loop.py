@@ -391,7 +391,7 @@ def test_failures_in_a_row_end_the_thread(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["step", "prefill"])
 def test_a_step_that_works_in_between_makes_failures_bearable(kind: str) -> None:
-    house = House(rows_max=1)
+    house = House(rows_max=1, prefill_tokens=1)
     house.engine.broken = True
     total = 3 * FAILURES_MAX
     for n in range(total):

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import Code, RequestError
 from worker.contract import Draw, Prepared
 from worker.rows import Phase, Plan
-from worker.scheduler import SHORT_TOKENS_MAX, Policy, Scheduler
+from worker.scheduler import AHEAD_MAX, SHORT_TOKENS_MAX, Policy, Scheduler
 
 
 def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> Prepared:
@@ -102,8 +102,8 @@ def test_what_is_left_of_the_budget_goes_to_whom_it_is_enough_for() -> None:
 def test_no_more_rows_run_than_there_are_places() -> None:
     s = scheduler(rows_max=2, prefill_tokens=100)
     for id in "abc":
-        add(s, id, 3)
-    assert ids(s) == [["a", "b"]]
+        add(s, id, 1)
+    assert ids(s) == [["a"], ["b"]]
     assert run(s) == []
     assert phases(s)["c"] is Phase.WAITING
     s.drop("a")
@@ -143,7 +143,7 @@ def test_a_plan_that_was_not_carried_out_is_made_again() -> None:
 def test_the_more_important_go_first_and_equals_in_the_order_they_came() -> None:
     s = scheduler(rows_max=1, prefill_tokens=99)
     for id, priority in (("a", 1), ("b", 0), ("c", -1), ("d", 0), ("e", -1)):
-        add(s, id, 3, priority=priority)
+        add(s, id, 1, priority=priority)
     served = []
     while len(s):
         [[id]] = ids(s)
@@ -164,9 +164,9 @@ def test_the_more_important_is_prefilled_before_one_that_is_half_way() -> None:
 # --- together ----------------------------------------------------------------------------------------
 
 
-def warm(prefill_tokens: int = 4096, **policy: Any) -> Scheduler:
+def warm(prefill_tokens: int = 4096, rows_max: int = 8, **policy: Any) -> Scheduler:
     """A scheduler that has seen a big prefill, which took no time to speak of."""
-    s = scheduler(rows_max=8, prefill_tokens=prefill_tokens, **policy)
+    s = scheduler(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy)
     for _ in range(4):
         add(s, "warming", 4097)
         while phases(s)["warming"] is not Phase.DECODE:
@@ -180,6 +180,73 @@ def test_short_prompts_of_like_length_are_run_together() -> None:
     for id, prompt in (("a", 20), ("b", 200), ("c", 22), ("d", 190), ("e", 18)):
         add(s, id, prompt)
     assert ids(s) == [["a", "c", "e"], ["b", "d"]]
+
+
+def test_short_prompts_without_a_place_run_along_and_start_when_there_is_one() -> None:
+    s = warm(rows_max=2)
+    for id, prompt in (("a", 20), ("b", 22), ("c", 21), ("d", 20)):
+        add(s, id, prompt)
+    [group] = run(s)
+    assert group == [("a", 19, True), ("b", 21, True), ("c", 20, False), ("d", 19, False)]
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.AHEAD, "d": Phase.AHEAD}
+    assert run(s) == []
+    s.drop("b")
+    assert run(s) == [[("c", 0, True)]]
+    assert phases(s) == {"a": Phase.DECODE, "c": Phase.DECODE, "d": Phase.AHEAD}
+
+
+def test_so_many_rows_run_ahead_and_not_more() -> None:
+    s = warm(rows_max=1)
+    for n in range(2 * AHEAD_MAX):
+        add(s, f"r{n}", 20)
+    assert [len(group) for group in run(s)] == [1 + AHEAD_MAX]
+    s.drop("r0")
+    assert run(s) == [[("r1", 0, True)]]
+
+
+def test_nobody_runs_ahead_of_one_who_cannot() -> None:
+    s = warm(rows_max=1)
+    for id, prompt in (("a", 20), ("b", 20), ("long", 300), ("c", 20)):
+        add(s, id, prompt)
+    assert ids(s) == [["a", "b"]]
+
+
+def test_who_runs_ahead_waits_for_the_more_important() -> None:
+    s = warm(rows_max=1)
+    for id in "ab":
+        add(s, id, 20)
+    run(s)
+    add(s, "urgent", 300, priority=-1)
+    s.drop("a")
+    assert ids(s) == [["urgent"]]
+    assert phases(s) == {"b": Phase.AHEAD, "urgent": Phase.DECODE}
+
+
+def test_who_runs_ahead_gives_way_to_the_more_important() -> None:
+    s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=350, row_bytes=lambda tokens: tokens)
+    for id in "ab":
+        add(s, id, 20)
+    run(s)
+    add(s, "urgent", 300, priority=-1)
+    s.drop("a")
+    plan = s.plan()
+    assert [row.id for row in plan.preempted] == ["b"]
+    assert [chunk.row.id for [chunk] in plan.groups] == ["urgent"]
+    assert phases(s)["b"] is Phase.WAITING
+
+
+def test_who_runs_ahead_gives_way_to_those_who_grow() -> None:
+    s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=300, row_bytes=lambda tokens: tokens)
+    for id in "ab":
+        add(s, id, 20)
+    run(s)
+    preempted = []
+    growing = s.get("a")
+    assert growing is not None
+    for _ in range(190):
+        s.answered(growing, 1)
+        preempted += [row.id for row in s.plan().preempted]
+    assert preempted == ["b"]
 
 
 def test_no_more_than_a_quarter_of_a_call_is_padding() -> None:

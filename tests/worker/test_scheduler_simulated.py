@@ -12,7 +12,7 @@ from protocol.errors import RequestError
 from worker.contract import Draw, Prepared
 from worker.pace import CHUNK_TOKENS_MIN
 from worker.rows import Chunk, Group, Phase, Plan, Row
-from worker.scheduler import PADDING_MAX, SHORT_TOKENS_MAX, Policy, Scheduler
+from worker.scheduler import AHEAD_MAX, PADDING_MAX, SHORT_TOKENS_MAX, Policy, Scheduler
 
 SEEDS = 2000
 BATCHES = 20
@@ -46,6 +46,7 @@ class Simulation:
     preemptions: int = 0
     forks: int = 0
     together: int = 0
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -132,12 +133,12 @@ class Simulation:
             self.decode()
         else:
             self.scheduler.lap(self.now, decoded=None)
-        waited = [row for row in self.scheduler if row.phase is Phase.WAITING]
+        waited = [row for row in self.scheduler if row.phase in (Phase.WAITING, Phase.AHEAD)]
         plan = self.scheduler.plan(self.cache_bytes())
         self.check_plan(plan, waited)
         for row in plan.preempted:
             self.preemptions += 1
-            del self.cached[row.id]
+            self.cached.pop(row.id, None)
             self.fed.pop(row.id, None)
         for group in plan.groups[: self.random.choice((1, 99))]:
             self.prefill(group)
@@ -219,9 +220,12 @@ class Simulation:
         for group, size in zip(plan.groups, padded, strict=True):
             if len(group) > 1:
                 self.together += 1
-                assert all(c.row.prefilled == 0 and c.last for c in group)
+                assert all(c.row.prefilled == 0 for c in group)
+                assert all(c.last == (c.row.phase is Phase.PREFILL) for c in group)
+                self.ahead += sum(not c.last for c in group)
                 assert max(len(c.tokens) for c in group) <= SHORT_TOKENS_MAX
                 assert sum(len(c.tokens) for c in group) > (1 - PADDING_MAX) * size
+            assert group[0].row.phase is Phase.PREFILL
             if not group[0].last:
                 assert not any(c.tokens for c in plan.groups[0]) or group is plan.groups[0]
                 assert len(group[0].tokens) >= min(CHUNK_TOKENS_MIN, self.policy.prefill_tokens)
@@ -229,16 +233,18 @@ class Simulation:
 
     def check_order(self, waited: list[Row]) -> None:
         """Whoever was passed over in this plan can still have a place, and the bytes, in the next one."""
-        admitted = [row for row in waited if row.phase is not Phase.WAITING]
-        if not admitted:
+        placed = [row for row in waited if row.phase is Phase.PREFILL]
+        if not placed:
             return
-        last = max(row.order for row in admitted)
-        passed_over = [row for row in waited if row.phase is Phase.WAITING and row.order < last]
-        running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)
-        assert running + len(passed_over) <= self.policy.rows_max
+        last = max(row.order for row in placed)
+        passed_over = [row for row in waited if row.phase is not Phase.PREFILL and row.order < last]
+        running = [row for row in self.scheduler if row.phase in (Phase.PREFILL, Phase.DECODE)]
+        assert len(running) + len(passed_over) <= self.policy.rows_max
         if self.policy.bytes_max is not None:
+            # Who runs ahead gives way.
+            reserved = sum(row.bytes for row in running)
             needed = sum(self.policy.row_bytes(row.length // 64 * 64 + 64) for row in passed_over)
-            assert self.reserved() + needed <= self.policy.bytes_max
+            assert reserved + needed <= self.policy.bytes_max
 
     def reserved(self) -> int:
         return sum(row.bytes for row in self.scheduler)
@@ -250,17 +256,20 @@ class Simulation:
         assert {phase: len(those) for phase, those in by_phase.items()} == {
             phase: self.scheduler.count(phase) for phase in Phase
         }
-        assert len(rows) - len(by_phase[Phase.WAITING]) <= self.policy.rows_max
+        assert len(by_phase[Phase.PREFILL]) + len(by_phase[Phase.DECODE]) <= self.policy.rows_max
         assert {row.id for row in by_phase[Phase.DECODE]} == self.fed.keys()
         for row in by_phase[Phase.WAITING]:
             assert not self.cached.get(row.id)
             assert (row.prefilled, row.bytes) == (0, 0)
-        for row in by_phase[Phase.PREFILL]:
+        assert sum(row.prefilled > 0 for row in by_phase[Phase.AHEAD]) <= AHEAD_MAX
+        for row in by_phase[Phase.AHEAD]:
+            assert row.prefilled in (0, len(row.tokens) - 1)
+        for row in by_phase[Phase.PREFILL] + by_phase[Phase.AHEAD]:
             assert row.prefilled == len(self.cached.get(row.id, ()))
         for row in rows:
             assert row.answered == self.accounts[row.id].answered
             assert row.length == len(row.request.tokens) + len(row.answered)
-        self.check_bytes(by_phase[Phase.PREFILL] + by_phase[Phase.DECODE])
+        self.check_bytes([row for row in rows if row.phase is not Phase.WAITING])
 
     def check_bytes(self, running: list[Row]) -> None:
         if self.policy.bytes_max is None:
@@ -309,3 +318,4 @@ def test_the_histories_have_everything_in_them() -> None:
     assert sum(simulation.preemptions for simulation in simulations) > 50
     assert sum(simulation.forks for simulation in simulations) > 50
     assert sum(simulation.together for simulation in simulations) > 30
+    assert sum(simulation.ahead for simulation in simulations) > 30
