@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from broker.ids import new_request_id
+from broker.parser import Parser, head_without_offer, offers_upgrade
 from broker.respond import error_response
 from protocol.errors import Code, RequestError
 
@@ -50,9 +51,13 @@ class Connection(HttpToolsProtocol):
     """One client's connection, under the `limits` of its subclass."""
 
     limits: Limits
+    parser: Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = Parser(self)
+        # As uvicorn has it: what comes behind a last request must not cost us the answer to that one.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: RequestError | None = None
         self._in_request = False
@@ -115,6 +120,8 @@ class Connection(HttpToolsProtocol):
             self._stop(RequestError(Code.HEADERS_TOO_LARGE))
 
     def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         if len(self.pipeline) >= PIPELINED_MAX:
             self._stop(RequestError(Code.INVALID_REQUEST, "Too many requests wait on this connection."))
         self._in_head = False
@@ -123,9 +130,24 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         self._in_request = False
         self._expect_nothing()
         super().on_message_complete()
+
+    def _offers_upgrade(self) -> bool:
+        """Whether this is a request that is about to be read again, without its offer (`curl --http2`)."""
+        return self.parser.should_upgrade() and offers_upgrade(self.headers)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Called when the parser has come upon an offer of another protocol, which we do not take up."""
+        rest, head = self.parser.rest, b""
+        if offers_upgrade(self.headers):
+            parser = self.parser
+            head = head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        if head or rest:
+            super().data_received(head + rest)
 
     # --- the deadline ---
 

@@ -411,6 +411,67 @@ def test_nonsense_behind_a_request_does_not_land_in_its_answer() -> None:
     run(talk())
 
 
+# --- who offers another protocol ---------------------------------------------------------------------
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAA\r\n"
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 10_000])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"content-length: 5", b"hello"),
+        (b"transfer-encoding: chunked", b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"),
+    ],
+    ids=["counted", "chunked"],
+)
+def test_an_offer_of_another_protocol_is_ignored_and_the_body_is_not(
+    framing: bytes, body: bytes, piece_bytes: int
+) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            said = b"POST /a HTTP/1.1\r\nhost: x\r\n" + OFFER + framing + b"\r\n\r\n" + body
+            said += b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nbye"
+            for start in range(0, len(said), piece_bytes):
+                client.send(said[start : start + piece_bytes])
+                await asyncio.sleep(0)
+            for path, expected in (("/a", b"hello"), ("/b", b"bye")):
+                status, headers = await client.head()
+                assert (status, headers["x-path"]) == (200, path)
+                assert await client.chunked() == expected
+
+    run(talk())
+
+
+def test_offers_without_a_body_are_answered_and_bounded_like_other_requests() -> None:
+    async def talk() -> None:
+        async with serving(begin=True) as server:
+            client = await server.client()
+            offer = b"GET / HTTP/1.1\r\nhost: x\r\n" + OFFER + b"\r\n"
+            client.send(offer)
+            assert (await client.head())[0] == 200
+            assert await client.chunked() == b"begun -"
+            server.echo.go.clear()
+            client.send(offer)
+            assert (await client.head())[0] == 200
+            client.send(offer * (PIPELINED_MAX + 1))
+            assert await client.rest() == b"6\r\nbegun \r\n"
+            assert server.echo.asked == 2
+
+    run(talk())
+
+
+def test_a_request_for_a_tunnel_is_a_request_like_others() -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            client.send(b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n" + OFFER + b"\r\n")
+            assert await client.refusal() == (400, "invalid_request")
+
+    run(talk())
+
+
 # --- how many ----------------------------------------------------------------------------------------
 
 

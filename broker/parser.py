@@ -1,0 +1,40 @@
+"""The HTTP parser, for a server that changes to no other protocol."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import httptools
+
+_OFFER = b"upgrade"
+
+
+class Parser(httptools.HttpRequestParser):
+    """Keeps what stands behind a request that offers another protocol.
+
+    httptools takes the offer for accepted: the request ends with its head, and what follows is not HTTP.
+    """
+
+    rest = b""
+
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self.rest = bytes(data[offer.args[0] :])
+            raise
+
+
+def offers_upgrade(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """`headers`: with names in lower case."""
+    return any(name == _OFFER for name, _ in headers)
+
+
+def head_without_offer(
+    method: bytes, url: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]
+) -> bytes:
+    """The same request's head, as RFC 9110 7.8 lets a server read it: the offer is ignored."""
+    lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
+    lines += [b"%b: %b" % header for header in headers if header[0] != _OFFER]
+    return b"\r\n".join([*lines, b"", b""])
