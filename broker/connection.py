@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from broker.ids import new_request_id
 from broker.parser import Parser, head_without_offer, offers_upgrade
@@ -65,6 +65,8 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._fed_bytes = 0
         self._hung_up = False
+        self._served: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the last one that has come."""
 
     # --- the connection ---
 
@@ -81,6 +83,14 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
         super().connection_lost(exc)
+        if self._served is not None:
+            self._served.disconnected = True
+            self._served.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # uvicorn tells only the last one of several that the client has gone.
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._hung_up:

@@ -38,6 +38,8 @@ class Echo:
         self.go.set()
         self.asked = 0
         self.left = 0
+        self.stays = False
+        """Waits for its client to go, and answers nothing."""
         self._begin = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,6 +56,10 @@ class Echo:
                 return
             body += message["body"]
             more = message["more_body"]
+        if self.stays:
+            assert (await receive())["type"] == "http.disconnect"
+            self.left += 1
+            return
         await self.go.wait()
         if not self._begin:
             await send(start)
@@ -407,6 +413,22 @@ def test_nonsense_behind_a_request_does_not_land_in_its_answer() -> None:
             assert await client.body(len(b"6\r\nbegun \r\n")) == b"6\r\nbegun \r\n"
             client.send(b"!!! nonsense\r\n\r\n")
             assert await client.rest() == b""
+
+    run(talk())
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+def test_a_request_hears_that_its_client_has_gone_whatever_waits_behind_it(behind: int) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            server.echo.stays = True
+            client = await server.client()
+            client.send(GET * (1 + behind))
+            while not server.echo.asked:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.01)
+            client.close()
+            await asyncio.gather(*server.state.tasks)
+            assert (server.echo.asked, server.echo.left) == (1, 1)
 
     run(talk())
 
