@@ -100,6 +100,8 @@ def _routes(gateway: Gateway) -> Starlette:
         },
         lifespan=_lifespan,
     )
+    # Where a path with a slash too many leads is not said with a redirect to whatever host the client named.
+    app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
 

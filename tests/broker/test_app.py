@@ -162,7 +162,7 @@ def test_a_model_that_is_not_there_is_not_found(house: House) -> None:
     run(talk())
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/nothing", "/v1/%00"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/nothing", "/v1/%00", "/v1/status/"])
 def test_an_address_without_anything_is_an_error_object(path: str, house: House) -> None:
     async def talk() -> None:
         answer = await house.get(path).end()
