@@ -1,0 +1,295 @@
+"""Malformed requests for a real gateway, over real sockets: `python -m tests.faults.bodies --count 100000`.
+
+Whatever is sent, the answer is 2xx, 4xx or 503, a failure is an error object, nothing hangs, nobody dies or
+grows, and a client beside it all has its streams undisturbed. Request number N of a seed is always the same:
+`--seed S --first N --count 1` sends it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.errors import Code
+from tests.faults.malformed import Request, draw
+from tests.faults.streams import Client, scripted
+from tests.system import Process, System, chat_body, running_system, sse_documents
+
+AT_ONCE = 64
+HANG_S = 60.0
+VANISH = 0.02
+GROWTH_BYTES_MAX = 24 * 2**20
+"""Of a process's memory, between the first tenth of the requests and their end."""
+GATEWAY_FLAGS = ("--body-timeout", "1", "--max-waiting", "2048")
+WORKER_FLAGS = ("--name", "fake", "--max-running", "64")
+NEIGHBOUR_TOKENS = 100
+RELATED = {
+    "logprobs": {"top_logprobs"},
+    "tools": {"tool_choice"},
+    "n": {"best_of", "prompt"},
+    "prompt": {"n"},
+}
+"""What an error may name beside the field that was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def closes(self) -> bool:
+        return self.headers.get("connection") == "close"
+
+    @property
+    def is_stream(self) -> bool:
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of it all. `wrong`: what went wrong, with the number of the request."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    beside: int = 0
+    growth_bytes: dict[str, int] = field(default_factory=dict)
+
+
+# --- one request -------------------------------------------------------------------------------------
+
+
+async def read_answer(reader: asyncio.StreamReader, *, bare: bool) -> Answer | None:
+    """The next answer; None at the end of the connection. `bare`: it has no body, as to a HEAD."""
+    try:
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {}
+        for line in filter(None, lines[1:]):
+            name, value = line.split(": ", 1)
+            headers[name.lower()] = value
+        status = int(lines[0].split()[1])
+        if status == 100:
+            return await read_answer(reader, bare=bare)
+        body = b"" if bare else await _read_body(reader, headers)
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise ValueError(f"an answer was cut short: {error.partial[-100:]!r}") from error
+        return None
+    return Answer(status, headers, body)
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if "content-length" in headers:
+        return await reader.readexactly(int(headers["content-length"]))
+    if headers.get("transfer-encoding") != "chunked":
+        return await reader.read()
+    found = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        found += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return found
+
+
+async def ask(port: int, request: Request, *, vanish: bool) -> list[Answer]:
+    """All answers that are to be had. Raises `TimeoutError` for one that does not come, `ValueError`."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+    sender = asyncio.create_task(_send(writer, request.pieces))
+    answers: list[Answer] = []
+    try:
+        async with asyncio.timeout(HANG_S):
+            if vanish:
+                await sender
+                return answers
+            bare = request.pieces[0].startswith(b"HEAD")
+            while len(answers) < (request.answers or 1):
+                answer = await read_answer(reader, bare=bare)
+                if answer is None:
+                    break
+                answers.append(answer)
+    except ConnectionResetError:  # a refusal that closed upon us while we were still sending
+        pass
+    finally:
+        sender.cancel()
+        writer.close()
+    return answers
+
+
+async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+    except ConnectionError:
+        pass
+
+
+# --- what is right -----------------------------------------------------------------------------------
+
+
+def judge(request: Request, answers: list[Answer]) -> str:
+    """What is wrong with these answers, or nothing."""
+    over = bool(answers) and answers[-1].closes
+    if request.answers is not None and len(answers) < request.answers and not over:
+        return f"{len(answers)} of {request.answers} answers"
+    for answer in answers:
+        if not (200 <= answer.status < 300 or 400 <= answer.status < 500 or answer.status == 503):
+            return f"status {answer.status}: {answer.body[:300]!r}"
+        if "x-request-id" not in answer.headers:
+            return "no request id"
+        if answer.status == 503 and "retry-after" not in answer.headers:
+            return "503 without Retry-After"
+        if wrong := _judge_body(request, answer):
+            return f"status {answer.status}, {wrong}"
+    return ""
+
+
+def _judge_body(request: Request, answer: Answer) -> str:
+    if request.pieces[0].startswith(b"HEAD"):
+        return ""
+    if answer.is_stream:
+        *events, last = sse_documents(iter(answer.body.decode().split("\n")))
+        return "" if last == "[DONE]" and all(json.loads(event) for event in events) else "stream cut short"
+    document = json.loads(answer.body)
+    if answer.status < 300:
+        return "an error object" if "error" in document else ""
+    error = document["error"]
+    if error.keys() < {"message", "type", "param", "code"} or not error["message"]:
+        return f"an error object that lacks something: {error}"
+    if error["code"] not in set(Code):
+        return f"an unknown code: {error}"
+    root = (error["param"] or "").split(".")[0].split("[")[0]
+    expected = {request.changed} | RELATED.get(request.changed or "", set())
+    not_json = "not valid JSON" in error["message"]
+    if request.changed is not None and answer.status == 400 and root not in expected and not not_json:
+        return f"{request.changed} was changed, and {error} names something else"
+    return ""
+
+
+# --- all of them -------------------------------------------------------------------------------------
+
+
+class Neighbour(threading.Thread):
+    """A client who asks for one stream after another, and is to have each as if it were alone."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url, self._over = url, threading.Event()
+        self.streams, self.wrong = 0, ""
+
+    def run(self) -> None:
+        text = f"my own affairs !tokens={NEIGHBOUR_TOKENS}"
+        body = chat_body(text, stream=True, model="fake", stream_options={"include_usage": True})
+        while not self._over.is_set() and not self.wrong:
+            client = Client(self._url, body)
+            client.run()
+            try:
+                assert client.texts == [scripted(text, NEIGHBOUR_TOKENS)]
+                self.streams += 1
+            except Exception as error:
+                self.wrong = f"the client beside: {error!r}: {client.read[-200:]!r}"
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class Run:
+    """So many requests of a seed, `AT_ONCE` at a time."""
+
+    def __init__(self, system: System, seed: int, first: int, count: int) -> None:
+        self._system, self._seed = system, seed
+        self._numbers = iter(range(first, first + count))
+        self._warm_at = first + count // 10
+        self._warm: dict[str, int] = {}
+        self.outcome = Outcome()
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._ask_on() for _ in range(AT_ONCE)))
+        for process in self._processes():
+            if self._warm:
+                self.outcome.growth_bytes[process.name] = _memory(process) - self._warm[process.name]
+
+    async def _ask_on(self) -> None:
+        for number in self._numbers:
+            if number == self._warm_at:
+                self._warm = {process.name: _memory(process) for process in self._processes()}
+            await self._ask(number)
+
+    async def _ask(self, number: int) -> None:
+        dice = random.Random(f"{self._seed}/{number}")
+        request, vanish = draw(dice), dice.random() < VANISH
+        answers: list[Answer] = []
+        try:
+            answers = await ask(self._system.port, request, vanish=vanish)
+            wrong = "" if vanish else judge(request, answers)
+        except Exception as error:
+            wrong = repr(error)
+        if wrong:
+            self.outcome.wrong.append(f"{number} ({', '.join(request.kinds)}): {wrong}")
+        said = [str(answer.status) for answer in answers] or ["vanished" if vanish else "closed"]
+        self.outcome.statuses.update(said)
+
+    def _processes(self) -> list[Process]:
+        return [self._system.gateway, *self._system.workers]
+
+
+def _memory(process: Process) -> int:
+    return int(process.stats.memory_info().rss)
+
+
+def run(system: System, seed: int, count: int, first: int = 0) -> Outcome:
+    """Send so many requests to a system that serves the model `fake`."""
+    neighbour = Neighbour(system.url)
+    neighbour.start()
+    fuzz = Run(system, seed, first, count)
+    try:
+        asyncio.run(fuzz.run())
+    finally:
+        neighbour.stop()
+    outcome = fuzz.outcome
+    outcome.beside = neighbour.streams
+    outcome.wrong += [neighbour.wrong] if neighbour.wrong else []
+    for process in (system.gateway, *system.workers):
+        if not process.running:
+            outcome.wrong.append(f"{process.name} died: {process.log()[-2000:]}")
+        _, traceback, said = process.log().partition("Traceback")
+        if traceback:
+            outcome.wrong.append(f"{process.name} was taken by surprise: {said[:3000]}")
+    for name, growth in outcome.growth_bytes.items():
+        if growth > GROWTH_BYTES_MAX:
+            outcome.wrong.append(f"{name} grew by {growth / 2**20:.1f} MiB")
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, running_system(Path(folder), GATEWAY_FLAGS) as system:
+        system.start_worker(*WORKER_FLAGS)
+        system.wait_ready()
+        outcome = run(system, given.seed, given.count, given.first)
+    print(f"{given.count} requests in {time.monotonic() - began:.0f} s, {outcome.beside} streams beside them")
+    print(", ".join(f"{times} {status}" for status, times in outcome.statuses.most_common()))
+    print({name: f"{growth / 2**20:+.1f} MiB" for name, growth in outcome.growth_bytes.items()})
+    print(f"{len(outcome.wrong)} wrong")
+    for wrong in outcome.wrong[:20]:
+        print(wrong)
+    return 1 if outcome.wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

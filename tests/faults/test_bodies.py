@@ -1,0 +1,61 @@
+"""Malformed requests, a short run; `python -m tests.faults.bodies` is the long one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults import bodies, malformed
+from tests.faults.bodies import Answer, judge
+from tests.faults.malformed import Request
+from tests.system import running_system
+
+COUNT = 800
+
+
+def test_whatever_is_sent_the_answer_is_orderly_and_nobody_else_notices(tmp_path: Path) -> None:
+    with running_system(tmp_path, bodies.GATEWAY_FLAGS) as system:
+        system.start_worker(*bodies.WORKER_FLAGS)
+        system.wait_ready()
+        outcome = bodies.run(system, seed=20, count=COUNT)
+        assert outcome.wrong == []
+        assert outcome.beside
+        # A run in which all are refused, or all are refused for one reason, would prove little.
+        assert outcome.statuses.keys() >= {"200", "400", "404", "405", "408", "431"}
+        assert system.http.get("/v1/status").json()["gateway"]["in_flight"] == 0
+
+
+def test_a_request_is_repeated_by_its_seed() -> None:
+    def requests(seed: int) -> list[Request]:
+        return [malformed.draw(random.Random(f"{seed}/{number}")) for number in range(50)]
+
+    assert requests(1) == requests(1)
+    assert requests(1) != requests(2)
+
+
+ERROR = (
+    b'{"error": {"message": "No.", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}}'
+)
+JSON = {"content-type": "application/json", "x-request-id": "req_1"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "wrong"),
+    [
+        ([], "0 of 1 answers"),
+        ([Answer(500, JSON, ERROR)], "status 500"),
+        ([Answer(307, JSON, b"")], "status 307"),
+        ([Answer(400, {}, ERROR)], "no request id"),
+        ([Answer(503, JSON, ERROR)], "503 without Retry-After"),
+        ([Answer(400, JSON, b'{"error": {"message": "No."}}')], "lacks something"),
+        ([Answer(400, JSON, ERROR.replace(b'"n"', b'"seed"'))], "n was changed"),
+        ([Answer(200, JSON | {"content-type": "text/event-stream"}, b'data: {"a": 1}\n\n')], "cut short"),
+        ([Answer(400, JSON, ERROR)], ""),
+    ],
+)
+def test_an_answer_that_is_not_orderly_would_be_noticed(answers: list[Answer], wrong: str) -> None:
+    found = judge(Request([b"POST"], changed="n"), answers)
+    assert wrong in found
+    assert bool(wrong) == bool(found)
