@@ -214,6 +214,7 @@ class Connection(HttpToolsProtocol):
         self._expect_nothing()
         if self._answering():
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
         self.flow.resume_reading()
         self.transport.write_eof()

@@ -389,6 +389,19 @@ def test_what_is_not_http_is_told_so(said: bytes) -> None:
     run(talk())
 
 
+def test_nobody_is_asked_to_go_on_with_what_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+            client.send(head + b"nonsense\r\n")
+            assert await client.refusal() == (400, "invalid_request")
+            await asyncio.gather(*server.state.tasks)
+
+    run(talk())
+    assert "Exception" not in caplog.text
+
+
 def test_a_flood_of_requests_on_one_connection_ends_it() -> None:
     async def talk() -> None:
         async with serving(begin=True) as server:
