@@ -250,7 +250,8 @@ def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
 async def show_status(request: Request) -> Response:
     """GET /v1/status: the gateway, its workers, and where each of their requests stands."""
     gateway: Gateway = request.app.state.gateway
-    return JSONResponse(status.status(gateway.dispatcher, time.monotonic() - gateway.started_at))
+    uptime_s = time.monotonic() - gateway.started_at
+    return JSONResponse(status.status(gateway.dispatcher, uptime_s, gateway.link.errors))
 
 
 async def cache(request: Request) -> Response:

@@ -17,6 +17,7 @@ from broker.clearing import Clearing
 from broker.failover import Failover, Send
 from broker.fleet import Fleet, Verdict, Worker
 from broker.inflight import Flight, Flights, Gain
+from protocol import logs
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -41,6 +42,10 @@ from protocol.messages import (
 )
 
 log = logging.getLogger(__name__)
+log.addFilter(logs.Sparse())  # workers come and go a few times a minute, or something is wrong
+
+MODELS_MAX = 256
+"""Models that workers may name in the life of a gateway: it remembers them all."""
 
 Kill = Callable[[int], None]
 """End the process with this id, which belongs to a worker of this machine that hangs."""
@@ -171,14 +176,20 @@ class Dispatcher:
     def _meet(self, message: Hello) -> None:
         if message.version != PROTOCOL_VERSION:
             reason = f"it speaks protocol {message.version}, this gateway {PROTOCOL_VERSION}"
-            log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
-            self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
+            self._turn_away(message, reason)
+            return
+        if len(self.fleet.models) >= MODELS_MAX and message.model not in self.fleet.models:
+            self._turn_away(message, f"this gateway has met {MODELS_MAX} models already")
             return
         # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
         self.lost(message.incarnation, "came back on a new connection", died=False)
         self.fleet.hello(message, self._clock())
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())
+
+    def _turn_away(self, message: Hello, reason: str) -> None:
+        log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
+        self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
 
     def _welcome(self) -> Welcome:
         return Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION)

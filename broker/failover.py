@@ -15,11 +15,13 @@ from broker.berths import Berth, departures
 from broker.fleet import Fleet, Worker
 from broker.inflight import Flight, Flights
 from broker.suspects import GUILTY, Suspects
+from protocol import logs
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Message
 from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
+log.addFilter(logs.Sparse())
 
 MENDS_MAX = 8
 """So often in a row, without a token in between, a flight is sent again because of losses on the line."""

@@ -133,4 +133,8 @@ class Link:
             self.errors["decode"] += 1
             log.warning("dropped a message from %s: %s", sender, error)
             return
-        self._hear(sender, message)
+        try:
+            self._hear(sender, message)
+        except Exception:  # the boundary of a message: the others on this line still want to be heard
+            self.errors["handle"] += 1
+            log.exception("a %s from %s could not be handled", type(message).__name__, sender)

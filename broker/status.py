@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -46,8 +46,11 @@ def _version() -> str:
 # --- GET /v1/status ----------------------------------------------------------------------------------
 
 
-def status(dispatcher: Dispatcher, uptime_s: float) -> dict[str, Any]:
-    """The gateway and every worker that is connected, with its requests."""
+def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, int]) -> dict[str, Any]:
+    """The gateway and every worker that is connected, with its requests.
+
+    `line_errors`: what went wrong on the line, counted.
+    """
     return {
         "object": "status",
         "gateway": {
@@ -58,6 +61,7 @@ def status(dispatcher: Dispatcher, uptime_s: float) -> dict[str, Any]:
             "stopping": dispatcher.stopping,
             "failover": dict(dispatcher.failover.counts),
             "dropped": dict(dispatcher.dropped),
+            "line_errors": dict(line_errors),
         },
         "workers": [_worker(worker) for worker in dispatcher.fleet],
     }

@@ -6,10 +6,16 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
+
+
+LINES_MAX = 20
+PERIOD_S = 10.0
+WORDINGS_MAX = 1024
 
 
 class _Text(logging.Formatter):
@@ -45,9 +51,39 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord, lead: st
     return lead + formatter.formatException(record.exc_info) if record.exc_info else ""
 
 
+class Sparse(logging.Filter):
+    """Lets one wording through `LINES_MAX` times within `PERIOD_S`; the next one after that says how many
+    were left out. What peers and clients do wrong, they may do wrong ten thousand times a second.
+
+    Lines below `level` pass. Two threads that log the same at once may be counted as one: no harm is done.
+    """
+
+    def __init__(self, level: int = logging.NOTSET, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._level, self._clock = level, clock
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        """By logger and wording: since when, and how often."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < self._level:
+            return True
+        key, now = (record.name, str(record.msg)), self._clock()
+        since, count = self._said.get(key, (now, 0))
+        if now - since >= PERIOD_S:
+            if count > LINES_MAX:
+                record.msg = f"{record.msg} (and {count - LINES_MAX} more like it before)"
+            since, count = now, 0
+        if len(self._said) >= WORDINGS_MAX:
+            self._said.clear()
+        self._said[key] = since, count + 1
+        return count < LINES_MAX
+
+
 def setup(process: str, format: Format = "text", level: Level = "info") -> None:
-    """Send every log line of this process to stderr in one format. Called once, at the composition root."""
+    """Send the log lines of this process to stderr in one format, repeated warnings sparsely. Called once, at
+    the composition root."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Sparse(logging.WARNING))
     handler.setFormatter(_Json(process) if format == "json" else _Text(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("httpx", "httpcore", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn"):

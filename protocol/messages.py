@@ -16,7 +16,14 @@ from msgspec import Meta, Struct
 PROTOCOL_VERSION = 1
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Neither infinite nor NaN: no JSON document could hold those."""
+Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Id = Annotated[str, Meta(max_length=256)]
+"""Of a request, or of an incarnation."""
+Name = Annotated[str, Meta(max_length=1024)]
 Bytes = bytes
 """Under a name that a field called `bytes` does not hide."""
 
@@ -29,7 +36,7 @@ def new_incarnation() -> str:
 class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """What every message is: tagged with its class name, signed with its sender's incarnation."""
 
-    incarnation: str
+    incarnation: Id
 
 
 # --- parts of messages -------------------------------------------------------------------------------
@@ -78,9 +85,9 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     character or a possible stop string is incomplete.
     """
 
-    id: str
+    id: Id
     sequence: Count
-    tokens: list[int]
+    tokens: list[Token]
     text: str = ""
     likelihoods: list[Likelihood] = []
     """One for each of `tokens`, if the request asks for them; none for a token that ends the answer."""
@@ -97,9 +104,9 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds a request spent in each phase, on the worker's clock."""
 
-    queued_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
+    queued_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
 
 
 class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,13 +125,13 @@ class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a request stands in its worker: `waiting`, `ahead` (its prompt is run, and it waits for a place),
     `prefill` or `decode`. `prefilled` counts the reused tokens too. Seconds are since its arrival there."""
 
-    id: str
+    id: Id
     phase: str
     prompt_tokens: Count
     prefilled: Count = 0
     answered: Count = 0
-    seconds: float = 0.0
-    first_token_s: float | None = None
+    seconds: Seconds = 0.0
+    first_token_s: Seconds | None = None
     reuse: Reuse | None = None
 
 
@@ -151,7 +158,7 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hits: Count = 0
     prompt_tokens: Count = 0
     reused_tokens: Count = 0
-    misses: dict[str, int] = {}
+    misses: dict[str, Count] = {}
     top: list[TopPrefix] = []
 
 
@@ -189,7 +196,7 @@ class Generate(Message, frozen=True):
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
     deltas numbered from 0 again, as if nothing had happened; its usage counts them."""
 
-    id: str
+    id: Id
     sampling: Sampling
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
@@ -203,20 +210,20 @@ class Generate(Message, frozen=True):
     deadline_s: float | None = None
     cache_salt: str = ""
     cache_pin: bool = False
-    resume: list[int] = []
+    resume: list[Token] = []
 
 
 class Cancel(Message, frozen=True):
     """Nobody waits for this request any more. Idempotent; unknown ids are no error."""
 
-    id: str
+    id: Id
 
 
 class ClearCache(Message, frozen=True):
     """Forget every stored prefix that no request is using, in memory and on disk. Answered by `CacheCleared`
     with the same `id`."""
 
-    id: str
+    id: Id
 
 
 ToWorker = Welcome | Rejected | Generate | Cancel | ClearCache
@@ -229,8 +236,8 @@ class Hello(Message, frozen=True):
     """The first message of a worker on a connection."""
 
     version: int
-    model: str
-    pid: int
+    model: Name
+    pid: Pid
     versions: dict[str, str] = {}
 
 
@@ -244,7 +251,7 @@ class Loading(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The model is loaded and warm."""
 
-    model: str
+    model: Name
     context_length: Count
     running_max: Count
     parameters: Count = 0
@@ -267,7 +274,7 @@ class Heartbeat(Message, frozen=True):
 class Accepted(Message, frozen=True):
     """The request is well-formed and queued: from here on it ends in `Finished` or `Failed`."""
 
-    id: str
+    id: Id
     prompt_tokens: Count
 
 
@@ -275,7 +282,7 @@ class Reused(Message, frozen=True):
     """The request has left the queue; so much of its prompt need not be computed. At most once a request, and
     before its first delta."""
 
-    id: str
+    id: Id
     reuse: Reuse
 
 
@@ -288,7 +295,7 @@ class Events(Message, frozen=True):
 class Finished(Message, frozen=True):
     """Terminal. `reason` is `stop` or `length`."""
 
-    id: str
+    id: Id
     reason: str
     usage: Usage
     timings: Timings = Timings()
@@ -297,7 +304,7 @@ class Finished(Message, frozen=True):
 class Failed(Message, frozen=True):
     """Terminal. `code` is one of `protocol.errors.Code`."""
 
-    id: str
+    id: Id
     code: str
     message: str
     param: str | None = None
@@ -316,7 +323,7 @@ class Goodbye(Message, frozen=True):
 class CacheCleared(Message, frozen=True):
     """The answer to `ClearCache`: bytes given back in memory and on disk."""
 
-    id: str
+    id: Id
     ram_bytes: Count
     disk_bytes: Count
 

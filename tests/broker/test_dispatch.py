@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from broker import dispatch
 from broker.fleet import Verdict
 from broker.inflight import Flight
 from protocol.errors import Code, RequestError
@@ -69,6 +70,17 @@ def test_a_worker_of_another_version_is_turned_away_and_told_why(version: int, l
     assert isinstance(rejected, Rejected)
     assert str(version) in rejected.reason
     assert list(line.dispatcher.fleet) == []
+
+
+def test_workers_may_name_so_many_models_and_no_more(line: Line) -> None:
+    for number in range(dispatch.MODELS_MAX):
+        line.hello(f"w{number}", model=f"m{number}")
+    line.hello("one-more", model="another")
+    [rejected] = line.sent_to("one-more")
+    assert isinstance(rejected, Rejected)
+    assert len(line.dispatcher.fleet.models) == dispatch.MODELS_MAX
+    line.hello("a-second", model="m0")
+    assert line.sent_to("a-second") == [welcome()]
 
 
 def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> None:

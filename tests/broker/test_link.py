@@ -153,6 +153,29 @@ def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, workers: Wo
     run(talk())
 
 
+def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
+    endpoint: str, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk() -> None:
+        link, heard = Link(endpoint, None), Heard()
+
+        def hear(sender: str, message: ToGateway) -> None:
+            if isinstance(message, Goodbye):
+                raise KeyError("a mistake of ours")
+            heard.hear(sender, message)
+
+        link.start(hear, heard.lost)
+        try:
+            await say(workers.connect("w"), goodbye("w"), goodbye("w"), hello("w"))
+            assert await heard.next() == ("w", hello("w"))
+        finally:
+            link.close()
+        assert link.errors == {"handle": 2}
+        assert "a Goodbye from w could not be handled" in caplog.text
+
+    run(talk())
+
+
 def test_a_peer_whose_name_is_no_text_is_heard_under_another(endpoint: str, workers: Workers) -> None:
     async def talk() -> None:
         async with listening(endpoint) as (_, heard):

@@ -35,13 +35,13 @@ def prefix(**fields: Any) -> PrefixStatus:
 
 
 def workers(line: Line) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = status.status(line.dispatcher, 1.0)["workers"]
+    told: list[dict[str, Any]] = status.status(line.dispatcher, 1.0, {})["workers"]
     return told
 
 
 def test_a_gateway_alone_tells_of_itself() -> None:
     line = Line()
-    told = status.status(line.dispatcher, 12.34567)
+    told = status.status(line.dispatcher, 12.34567, {"decode": 3})
     assert told["gateway"].pop("version").count(".") == 2
     assert told == {
         "object": "status",
@@ -52,6 +52,7 @@ def test_a_gateway_alone_tells_of_itself() -> None:
             "stopping": False,
             "failover": {},
             "dropped": {},
+            "line_errors": {"decode": 3},
         },
         "workers": [],
     }
@@ -136,10 +137,10 @@ def test_what_was_lost_and_who_flew_on_is_counted() -> None:
     line.serving("w1")
     line.board(request("a"))
     line.dispatcher.lost("w1")
-    assert status.status(line.dispatcher, 1.0)["gateway"]["between_workers"] == 1
+    assert status.status(line.dispatcher, 1.0, {})["gateway"]["between_workers"] == 1
     line.serving("w2")
     line.say("w1", finished("w1", "a"))
-    told = status.status(line.dispatcher, 1.0)["gateway"]
+    told = status.status(line.dispatcher, 1.0, {})["gateway"]
     assert told["between_workers"] == 0
     assert told["failover"] == {"grounded": 1, "resumed": 1}
     assert told["dropped"] == {"unknown_sender": 1}
@@ -151,7 +152,7 @@ def test_requests_in_flight_are_counted_and_no_text_of_theirs_is_told() -> None:
     secret = msgspec.structs.replace(request("a"), prompt="secret prompt", cache_salt="secret salt")
     with line.dispatcher.board(line.dispatcher.find("m"), [secret], ()):
         line.beat("w", running=1, rows=[DECODING], prefix=prefix())
-        told = status.status(line.dispatcher, 1.0)
+        told = status.status(line.dispatcher, 1.0, {})
         assert told["gateway"]["in_flight"] == 1
         assert "secret" not in str(told)
         assert "secret" not in str(status.caches(line.dispatcher.fleet))

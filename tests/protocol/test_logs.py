@@ -123,3 +123,46 @@ def test_libraries_are_heard_only_when_something_is_wrong(capsys: pytest.Capture
     logging.getLogger("httpx").info("HTTP Request")
     logging.getLogger("transformers").warning("a slow tokenizer")
     assert [line["message"] for line in documents(capsys)] == ["a slow tokenizer"]
+
+
+# --- one wording, ten thousand times -----------------------------------------------------------------
+
+
+def said_of(
+    sparse: logs.Sparse, count: int, wording: str = "dropped %s", level: int = logging.WARNING
+) -> list[str]:
+    """What gets through of so many lines."""
+    records = [logging.LogRecord("a", level, "", 0, wording, (number,), None) for number in range(count)]
+    return [record.getMessage() for record in records if sparse.filter(record)]
+
+
+def test_one_wording_is_let_through_a_few_times_and_then_counted() -> None:
+    now = 100.0
+    sparse = logs.Sparse(clock=lambda: now)
+    assert said_of(sparse, 1000) == [f"dropped {number}" for number in range(logs.LINES_MAX)]
+    assert said_of(sparse, 1, "another %s") == ["another 0"]
+    now += logs.PERIOD_S
+    left_out = 1000 - logs.LINES_MAX
+    assert said_of(sparse, 2) == [f"dropped 0 (and {left_out} more like it before)", "dropped 1"]
+    now += logs.PERIOD_S
+    assert said_of(sparse, 1) == ["dropped 0"]
+
+
+def test_lines_below_the_level_are_never_left_out() -> None:
+    sparse = logs.Sparse(logging.WARNING, clock=lambda: 0.0)
+    assert len(said_of(sparse, 1000, level=logging.INFO)) == 1000
+
+
+def test_wordings_without_end_are_forgotten() -> None:
+    sparse = logs.Sparse(clock=lambda: 0.0)
+    assert all(said_of(sparse, 1, f"wording {number} %s") for number in range(2 * logs.WORDINGS_MAX))
+
+
+def test_warnings_of_a_process_are_sparse_and_other_lines_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("gateway")
+    for number in range(logs.LINES_MAX + 30):
+        log.warning("again %d", number)
+        log.info("a request %d", number)
+    found = lines(capsys)
+    assert sum("again" in line for line in found) == logs.LINES_MAX
+    assert sum("a request" in line for line in found) == logs.LINES_MAX + 30

@@ -9,7 +9,19 @@ import msgspec
 import pytest
 
 from protocol import wire
-from protocol.messages import Cancel, Events, Generate, Goodbye, Media, Message, Sampling
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    Events,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Media,
+    Message,
+    RowStatus,
+    Sampling,
+)
 from tests.protocol.samples import (
     DECODERS,
     FULL,
@@ -264,6 +276,27 @@ def test_more_media_frames_than_allowed_are_refused_at_both_ends() -> None:
     body = pack(msgspec.to_builtins(with_images(most + 1)))
     with pytest.raises(wire.WireError, match="media frames"):
         wire.decode_to_worker([body] + [IMAGE] * (most + 1))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Hello(incarnation=WORKER, version=1, model="m", pid=2**40),
+        Hello(incarnation=WORKER, version=1, model="m", pid=-1),
+        Hello(incarnation=WORKER, version=1, model="m" * 2000, pid=1),
+        Hello(incarnation="w" * 300, version=1, model="m", pid=1),
+        Accepted(incarnation=WORKER, id="a" * 300, prompt_tokens=1),
+        Accepted(incarnation=WORKER, id="a", prompt_tokens=2**60),
+        RowStatus(id="a", phase="decode", prompt_tokens=1, seconds=float("nan")),
+        RowStatus(id="a", phase="decode", prompt_tokens=1, first_token_s=float("inf")),
+    ],
+    ids=repr,
+)
+def test_numbers_and_names_that_nothing_could_be_done_with_are_refused(said: Message | RowStatus) -> None:
+    if isinstance(said, RowStatus):
+        said = Heartbeat(incarnation=WORKER, running=1, waiting=0, steps=1, rows=[said])
+    with pytest.raises(wire.WireError):
+        wire.decode_to_gateway(wire.encode(said))
 
 
 # --- media -------------------------------------------------------------------------------------------
