@@ -219,11 +219,11 @@ class FakePreparer:
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
-    texts = []
+    texts: list[str] = []
     for message in messages:
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-        texts += parts
+        texts += map(str, parts)
     return texts
 
 
@@ -265,7 +265,7 @@ class FakeLoader:
             facts=Facts(self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images)),
             engine=FakeEngine(scripts, self.step_ms),
             open_preparer=lambda: FakePreparer(scripts),
-            open_pipeline=lambda request: FakePipeline(scripts[request.id].text),
+            open_pipeline=lambda request: FakePipeline(scripts.get(request.id, Script()).text),
         )
 
 

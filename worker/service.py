@@ -88,6 +88,8 @@ class Service:
         self._preparing: set[str] = set()
         self._open: set[str] = set()
         """Requests that have been taken, and whose end has not been said."""
+        self._dropped = 0
+        """Messages that were none."""
         self._pool: PreparerPool | None = None
         self._facts: Facts | None = None
         self._loaded = 0, 0
@@ -279,7 +281,8 @@ class Service:
             try:
                 message, media = wire.decode_to_worker(frames)
             except wire.WireError as error:
-                log.warning("dropped a message: %s", error)
+                self._dropped += 1
+                log.warning("dropped a message, the %dth so far: %s", self._dropped, error)
                 continue
             self._hear(message, media)
 
@@ -291,6 +294,8 @@ class Service:
                 log.error("turned away by the gateway: %s", message.reason)
                 self._failure = ModelError(message.reason)
                 self._inbox.put(Stop())
+            case Generate() if message.id in self._open:
+                log.warning("%s: is here already", message.id)  # its one flight hears from the first
             case Generate():
                 self._take_request(message, media)
             case Cancel():

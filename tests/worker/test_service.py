@@ -322,6 +322,19 @@ def test_garbage_is_dropped_and_what_follows_is_heard(gateway: Gateway, start: S
     assert process.log().count("dropped a message") == 5
 
 
+def test_a_request_that_comes_twice_is_answered_once(gateway: Gateway, start: Start) -> None:
+    start()
+    gateway.meet()
+    gateway.generate("a", "word !tokens=3")
+    gateway.generate("a", "word !tokens=3")
+    assert gateway.until(Finished).usage.completion_tokens == 4
+    gateway.generate("b", "word !tokens=1")
+    said: list[Message] = []
+    while not said or not isinstance(said[-1], Finished):
+        said.append(gateway.next())
+    assert not any(isinstance(message, Accepted | Finished) and message.id == "a" for message in said)
+
+
 def test_a_request_that_comes_too_early_is_told_that_the_model_loads(gateway: Gateway, start: Start) -> None:
     process = start("--load", "600")
     gateway.until(Hello)
