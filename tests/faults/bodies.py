@@ -12,25 +12,21 @@ import asyncio
 import json
 import random
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.errors import Code
+from tests.faults.beside import Health, Neighbour
 from tests.faults.malformed import Request, draw
-from tests.faults.streams import Client, scripted
-from tests.system import Process, System, chat_body, running_system, sse_documents
+from tests.system import System, running_system, sse_documents
 
 AT_ONCE = 64
 HANG_S = 60.0
 VANISH = 0.02
-GROWTH_BYTES_MAX = 24 * 2**20
-"""Of a process's memory, between the first tenth of the requests and their end."""
 GATEWAY_FLAGS = ("--body-timeout", "1", "--max-waiting", "2048")
 WORKER_FLAGS = ("--name", "fake", "--max-running", "64")
-NEIGHBOUR_TOKENS = 100
 RELATED = {
     "logprobs": {"top_logprobs"},
     "tools": {"tool_choice"},
@@ -115,7 +111,7 @@ async def ask(port: int, request: Request, *, vanish: bool) -> list[Answer]:
                 if answer is None:
                     break
                 answers.append(answer)
-    except ConnectionResetError:  # a refusal that closed upon us while we were still sending
+    except ConnectionError:  # a refusal that closed upon us while we were still sending
         pass
     finally:
         sender.cancel()
@@ -177,51 +173,22 @@ def _judge_body(request: Request, answer: Answer) -> str:
 # --- all of them -------------------------------------------------------------------------------------
 
 
-class Neighbour(threading.Thread):
-    """A client who asks for one stream after another, and is to have each as if it were alone."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url, self._over = url, threading.Event()
-        self.streams, self.wrong = 0, ""
-
-    def run(self) -> None:
-        text = f"my own affairs !tokens={NEIGHBOUR_TOKENS}"
-        body = chat_body(text, stream=True, model="fake", stream_options={"include_usage": True})
-        while not self._over.is_set() and not self.wrong:
-            client = Client(self._url, body)
-            client.run()
-            try:
-                assert client.texts == [scripted(text, NEIGHBOUR_TOKENS)]
-                self.streams += 1
-            except Exception as error:
-                self.wrong = f"the client beside: {error!r}: {client.read[-200:]!r}"
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-
 class Run:
     """So many requests of a seed, `AT_ONCE` at a time."""
 
-    def __init__(self, system: System, seed: int, first: int, count: int) -> None:
-        self._system, self._seed = system, seed
+    def __init__(self, port: int, seed: int, first: int, count: int, health: Health) -> None:
+        self._port, self._seed, self._health = port, seed, health
         self._numbers = iter(range(first, first + count))
         self._warm_at = first + count // 10
-        self._warm: dict[str, int] = {}
         self.outcome = Outcome()
 
     async def run(self) -> None:
         await asyncio.gather(*(self._ask_on() for _ in range(AT_ONCE)))
-        for process in self._processes():
-            if self._warm:
-                self.outcome.growth_bytes[process.name] = _memory(process) - self._warm[process.name]
 
     async def _ask_on(self) -> None:
         for number in self._numbers:
             if number == self._warm_at:
-                self._warm = {process.name: _memory(process) for process in self._processes()}
+                self._health.warm()
             await self._ask(number)
 
     async def _ask(self, number: int) -> None:
@@ -229,7 +196,7 @@ class Run:
         request, vanish = draw(dice), dice.random() < VANISH
         answers: list[Answer] = []
         try:
-            answers = await ask(self._system.port, request, vanish=vanish)
+            answers = await ask(self._port, request, vanish=vanish)
             wrong = "" if vanish else judge(request, answers)
         except Exception as error:
             wrong = repr(error)
@@ -238,35 +205,18 @@ class Run:
         said = [str(answer.status) for answer in answers] or ["vanished" if vanish else "closed"]
         self.outcome.statuses.update(said)
 
-    def _processes(self) -> list[Process]:
-        return [self._system.gateway, *self._system.workers]
-
-
-def _memory(process: Process) -> int:
-    return int(process.stats.memory_info().rss)
-
 
 def run(system: System, seed: int, count: int, first: int = 0) -> Outcome:
     """Send so many requests to a system that serves the model `fake`."""
-    neighbour = Neighbour(system.url)
-    neighbour.start()
-    fuzz = Run(system, seed, first, count)
-    try:
+    health = Health([system.gateway, *system.workers])
+    fuzz = Run(system.port, seed, first, count, health)
+    with Neighbour(system.url, "fake") as neighbour:
         asyncio.run(fuzz.run())
-    finally:
-        neighbour.stop()
     outcome = fuzz.outcome
     outcome.beside = neighbour.streams
     outcome.wrong += [neighbour.wrong] if neighbour.wrong else []
-    for process in (system.gateway, *system.workers):
-        if not process.running:
-            outcome.wrong.append(f"{process.name} died: {process.log()[-2000:]}")
-        _, traceback, said = process.log().partition("Traceback")
-        if traceback:
-            outcome.wrong.append(f"{process.name} was taken by surprise: {said[:3000]}")
-    for name, growth in outcome.growth_bytes.items():
-        if growth > GROWTH_BYTES_MAX:
-            outcome.wrong.append(f"{name} grew by {growth / 2**20:.1f} MiB")
+    outcome.wrong += health.complaints()
+    outcome.growth_bytes = health.growth_bytes
     return outcome
 
 

@@ -92,9 +92,14 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
 # --- the body ----------------------------------------------------------------------------------------
 
 
+def value(dice: random.Random) -> Any:
+    """Any; a copy, since what is inside may be changed in its turn."""
+    return copy.deepcopy(dice.choice(VALUES))
+
+
 def change_one_field(dice: random.Random, body: dict[str, Any], request: Request) -> None:
     request.changed = dice.choice(sorted(body))
-    body[request.changed] = dice.choice(VALUES)
+    body[request.changed] = value(dice)
 
 
 def change_places(dice: random.Random, body: dict[str, Any], request: Request) -> None:
@@ -110,11 +115,11 @@ def change_places(dice: random.Random, body: dict[str, Any], request: Request) -
             place = inside
         match dice.randrange(4):
             case 0 if isinstance(place, dict):
-                place[dice.choice(("unknown", "", "\x00", "messages", "n" * 900))] = dice.choice(VALUES)
+                place[dice.choice(("unknown", "", "\x00", "messages", "n" * 900))] = value(dice)
             case 1 if key is not None:
                 del place[key]
             case _ if key is not None:
-                place[key] = dice.choice(VALUES)
+                place[key] = value(dice)
 
 
 def write(body: dict[str, Any]) -> bytes:
@@ -130,8 +135,8 @@ def nest(dice: random.Random, text: bytes) -> bytes:
 
 
 def double_keys(dice: random.Random, text: bytes) -> bytes:
-    value = json.dumps(dice.choice(VALUES)).encode()
-    return text[:-1] + b', "%b": %b}' % (dice.choice((b"messages", b"n", b"stream", b"seed")), value)
+    second = json.dumps(dice.choice(VALUES)).encode()
+    return text[:-1] + b', "%b": %b}' % (dice.choice((b"messages", b"n", b"stream", b"seed")), second)
 
 
 def write_huge_number(dice: random.Random, text: bytes) -> bytes:
@@ -149,9 +154,9 @@ def cut_short(dice: random.Random, text: bytes) -> bytes:
 def damage(dice: random.Random, text: bytes) -> bytes:
     found = bytearray(text)
     for _ in range(dice.choice((1, 1, 3, 20))):
-        place = dice.randrange(len(found))
+        place = dice.randrange(len(found)) if found else 0
         match dice.randrange(3):
-            case 0:
+            case 0 if found:
                 found[place] ^= 1 << dice.randrange(8)
             case 1:
                 found[place:place] = dice.choice(

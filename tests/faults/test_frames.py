@@ -1,0 +1,25 @@
+"""Mutated frames for both ends of the line, a short run; `python -m tests.faults.frames` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults import frames
+
+FRAMES = 10_000
+
+
+def test_a_gateway_lives_on_whatever_a_worker_says(tmp_path: Path) -> None:
+    outcome = frames.at_gateway(tmp_path, FRAMES, seed=20)
+    assert outcome.wrong == []
+    assert outcome.answered
+    # A run that never gets past the first look at a message would prove little.
+    assert outcome.heard.keys() >= {"Generate", "Cancel", "dropped as no_flight", "dropped as forged"}
+
+
+def test_a_worker_lives_on_whatever_a_gateway_says(tmp_path: Path) -> None:
+    outcome = frames.at_worker(tmp_path, FRAMES, seed=20)
+    assert outcome.wrong == []
+    assert outcome.answered == FRAMES // frames.BATCH
+    assert outcome.heard["Accepted"] > 2 * outcome.answered
+    assert outcome.heard.keys() >= {"Hello", "CacheCleared", "Failed", "Finished"}
