@@ -3,6 +3,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+SEEDS ?=
+SECONDS ?=
+LANES ?=
 BENCH ?= gateway
 
 # uv from PATH, or else our own, in a folder of .venv that `uv pip sync` does not look into.
@@ -12,7 +15,7 @@ UV := $(or $(shell command -v uv 2>/dev/null; true),$(OWN_UV))
 INSTALLED := .venv/.installed
 BIN := .venv/bin
 
-.PHONY: serve test lint fmt bench fuzz lock
+.PHONY: serve test lint fmt bench fuzz soak lock
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -36,6 +39,9 @@ bench: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m tests.protocol.fuzz $(ARGS)
+
+soak: $(INSTALLED)
+	@$(BIN)/python -m tests.soak $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(LANES) $(ARGS)
 
 lock: | $(UV)
 	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \

@@ -25,7 +25,7 @@ from tests.system import System, running_system, sse_documents
 AT_ONCE = 64
 HANG_S = 60.0
 VANISH = 0.02
-GATEWAY_FLAGS = ("--body-timeout", "1", "--max-waiting", "2048")
+GATEWAY_FLAGS = ("--body-timeout", "3", "--max-waiting", "2048")
 WORKER_FLAGS = ("--name", "fake", "--max-running", "64")
 RELATED = {
     "logprobs": {"top_logprobs"},
@@ -105,9 +105,8 @@ async def ask(port: int, request: Request, *, vanish: bool) -> list[Answer]:
             if vanish:
                 await sender
                 return answers
-            bare = request.pieces[0].startswith(b"HEAD")
             while len(answers) < (request.answers or 1):
-                answer = await read_answer(reader, bare=bare)
+                answer = await read_answer(reader, bare=request.is_head)
                 if answer is None:
                     break
                 answers.append(answer)
@@ -149,7 +148,7 @@ def judge(request: Request, answers: list[Answer]) -> str:
 
 
 def _judge_body(request: Request, answer: Answer) -> str:
-    if request.pieces[0].startswith(b"HEAD"):
+    if request.is_head:
         return ""
     if answer.is_stream:
         *events, last = sse_documents(iter(answer.body.decode().split("\n")))

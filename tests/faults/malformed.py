@@ -59,6 +59,11 @@ class Request:
     changed: str | None = None
     kinds: list[str] = field(default_factory=list)
 
+    @property
+    def is_head(self) -> bool:
+        """The answer to it has no body."""
+        return b"".join(self.pieces).startswith(b"HEAD ")
+
 
 def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
     """Path and body: what is right, with as many parameters as there are."""

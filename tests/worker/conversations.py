@@ -133,13 +133,15 @@ def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> t
     return turns, wrong
 
 
-def _main() -> None:
+def _main() -> int:
+    """1 if any answer differs."""
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description="Random conversations, held against upstream alone.")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--architecture", action="append", choices=ARCHITECTURES)
     arguments = parser.parse_args()
+    wrong_answers = 0
     with Oracle() as oracle:
         for architecture in arguments.architecture or ARCHITECTURES:
             model = load(architecture)
@@ -154,9 +156,11 @@ def _main() -> None:
                 tokens += sum(len(turn.prompt) for turn in turns)
                 for turn in wrong:
                     print(f"{architecture} seed {seed}: {turn}")
+            wrong_answers += count
             share = cached / max(1, tokens)
             print(f"{architecture}: {arguments.seeds} seeds, {count} differ, {share:.0%} cached", flush=True)
+    return 1 if wrong_answers else 0
 
 
 if __name__ == "__main__":
-    _main()
+    raise SystemExit(_main())
