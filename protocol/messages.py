@@ -249,13 +249,17 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The model is loaded and warm."""
+    """The model is loaded and warm. `cache_bytes_max`: what the caches of all requests may take; None: not
+    limited. `tokens_max`: as many tokens of prompts and answers as all rows can have at once, by their number
+    and by their bytes; 0: not said."""
 
     model: Name
     context_length: Count
     running_max: Count
     parameters: Count = 0
     capabilities: Capabilities = Capabilities()
+    cache_bytes_max: Count | None = None
+    tokens_max: Count = 0
 
 
 class Heartbeat(Message, frozen=True):

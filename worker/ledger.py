@@ -47,7 +47,7 @@ class Ledger:
         self._excess = max(self._excess, cache_bytes / max(1, self.reserved))
 
     def tokens_max(self, bound: int) -> int:
-        """The longest row that fits alone, if it is below `bound`."""
+        """The longest row that fits alone, if it is below `bound`, or else the longest below it."""
         return max(0, bisect.bisect_right(range(bound), self.bytes_max, key=self.needs) - 1)
 
     def reserve(self, row: Row) -> bool:

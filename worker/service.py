@@ -51,6 +51,7 @@ from worker.company import Company
 from worker.config import WorkerSettings
 from worker.contract import Facts, Loader, Model, ModelError
 from worker.counters import Counters
+from worker.ledger import Ledger
 from worker.loop import Loop
 from worker.outbox import Outbox
 from worker.pool import Outcome, PreparerPool
@@ -91,7 +92,7 @@ class Service:
         self._dropped = 0
         """Messages that were none."""
         self._pool: PreparerPool | None = None
-        self._facts: Facts | None = None
+        self._ready: Ready | None = None
         self._loaded = 0, 0
         self._connected = False
         self._gateway: str | None = None
@@ -124,14 +125,15 @@ class Service:
     def _make_loop(self, model: Model) -> Loop:
         self._pool = PreparerPool(model.open_preparer)
         self._pool.warm()
-        self._facts = model.facts
         settings = self._settings
         limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)
         store = open_store(model, limits, self._inbox.put)
-        self._outbox.put(self._ready(model.facts))
+        policy = self._policy(model)
+        self._ready = self._describe(model.facts, policy)
+        self._outbox.put(self._ready)
         return Loop(
             model=model,
-            scheduler=Scheduler(self._policy(model), store.index if store else None),
+            scheduler=Scheduler(policy, store.index if store else None),
             store=store,
             incarnation=self._incarnation,
             inbox=self._inbox,
@@ -149,6 +151,19 @@ class Service:
             inter_token_target_s=self._settings.inter_token_target_s,
             bytes_max=model.facts.cache_bytes_max if limit is None else limit,
             row_bytes=model.engine.row_bytes,
+        )
+
+    def _describe(self, facts: Facts, policy: Policy) -> Ready:
+        ledger = Ledger(policy.bytes_max, policy.row_bytes)
+        return Ready(
+            incarnation=self._incarnation,
+            model=facts.name,
+            context_length=facts.context_length,
+            running_max=policy.rows_max,
+            parameters=facts.parameters,
+            capabilities=facts.capabilities,
+            cache_bytes_max=policy.bytes_max,
+            tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
         )
 
     # --- the I/O thread ---
@@ -252,23 +267,13 @@ class Service:
             versions=versions,
         )
         state: Message
-        if self._facts is not None:
-            state = self._ready(self._facts)
+        if self._ready is not None:
+            state = self._ready
         else:
             done, total = self._loaded
             state = Loading(incarnation=self._incarnation, done=done, total=total)
         # One that drains is not ready, not even for a moment.
         self._unsent.extend((hello, state) if self._drain_until is None else (hello,))
-
-    def _ready(self, facts: Facts) -> Ready:
-        return Ready(
-            incarnation=self._incarnation,
-            model=facts.name,
-            context_length=facts.context_length,
-            running_max=self._settings.max_running,
-            parameters=facts.parameters,
-            capabilities=facts.capabilities,
-        )
 
     # --- in ---
 

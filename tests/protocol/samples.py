@@ -99,6 +99,8 @@ FULL: list[Message] = [
         running_max=16,
         parameters=2**35,
         capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -284,12 +286,25 @@ BEFORE_RESUME: list[Message] = [
 ]
 """As `FULL` before answers were resumed."""
 
+BEFORE_BUDGETS: list[Message] = [
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
+    ),
+]
+"""As `FULL` before workers told what their memory holds."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
     "earlier": EARLIER,
     "before_reuse": BEFORE_REUSE,
     "before_resume": BEFORE_RESUME,
+    "before_budgets": BEFORE_BUDGETS,
 }
 
 

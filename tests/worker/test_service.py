@@ -35,6 +35,8 @@ from protocol.messages import (
 )
 from protocol.settings import EXIT_CONFIGURATION
 from tests.system import Process
+from worker.fake import TOKEN_BYTES
+from worker.ledger import BLOCK_TOKENS
 
 WAIT_S = 60.0
 
@@ -150,7 +152,8 @@ def start(gateway: Gateway, tmp_path: Path) -> Iterator[Start]:
 def test_a_worker_says_who_it_is_then_how_it_loads_then_that_it_is_ready(
     gateway: Gateway, start: Start
 ) -> None:
-    process = start("--name", "m", "--max-running", "3", "--load", "0.2")
+    flags = ("--name", "m", "--max-running", "3", "--load", "0.2")
+    process = start(*flags, "--cache-limit-bytes", str(1000 * TOKEN_BYTES))
     hello = gateway.next()
     assert isinstance(hello, Hello)
     assert (hello.version, hello.model, hello.pid) == (PROTOCOL_VERSION, "m", process.pid)
@@ -165,6 +168,8 @@ def test_a_worker_says_who_it_is_then_how_it_loads_then_that_it_is_ready(
     ready = said[-1]
     assert isinstance(ready, Ready)
     assert (ready.model, ready.running_max) == ("m", 3)
+    assert ready.cache_bytes_max == 1000 * TOKEN_BYTES
+    assert ready.tokens_max == 1000 // BLOCK_TOKENS * BLOCK_TOKENS - 1  # a row always has room to grow
     beat = gateway.until(Heartbeat)
     assert (beat.running, beat.waiting, beat.cache_bytes) == (0, 0, 0)
 
