@@ -76,7 +76,11 @@ def build(configured: GatewaySettings, keyring: Keyring) -> Gateway:
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
         fleet=Fleet(silent_after_s=configured.silent_after_s, stall_timeout_s=configured.stall_timeout_s),
-        admission=Admission(waiting_max=configured.max_waiting),
+        admission=Admission(
+            clock=time.monotonic,
+            waiting_max=configured.max_waiting,
+            waiting_tokens_max=configured.max_waiting_tokens,
+        ),
         send=link.send,
         clock=time.monotonic,
         failover_timeout_s=configured.failover_timeout_s,

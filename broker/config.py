@@ -49,6 +49,13 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     max_waiting: Annotated[
         int, Meta(ge=0, le=65536, description="requests that may wait for a worker; beyond them 503 at once")
     ] = 64
+    max_waiting_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="tokens that prompts which wait may have together; beyond them 503 at once; none:"
+            " four times what the worker's memory holds"
+        ),
+    ] = None
     queue_timeout_s: Annotated[
         Seconds | None,
         Meta(description="seconds after which a request that no worker has begun gets a 503; none: it waits"),

@@ -112,9 +112,8 @@ class Dispatcher:
         if not worker.serves or self.fleet.get(worker.incarnation) is not worker:
             # It has been told to stop, or was lost, since it was found; another may have its model.
             worker = self.find(worker.model)
-        rows = worker.ready.running_max if worker.ready else 0
-        present = [*self.flights.aboard(worker.incarnation), *self.flights.waiting(worker.model)]
-        self.admission.check(present, rows, len(requests))
+        assert worker.ready is not None
+        self.admission.check(self.present(worker), worker.ready, requests)
         now = self._clock()
         flights = [self.flights.open(request, worker.model, now, media) for request in requests]
         try:
@@ -126,6 +125,10 @@ class Dispatcher:
                     self.failover.cancel(flight)
                 self.flights.close(flight)
             self.failover.place()
+
+    def present(self, worker: Worker) -> list[Flight]:
+        """Who has a place with this worker: those aboard, and those who wait for one of its model."""
+        return [*self.flights.aboard(worker.incarnation), *self.flights.waiting(worker.model)]
 
     def give_up(self, flight: Flight, code: Code, message: str = "") -> None:
         """End a flight with an error of the gateway's own, and tell the worker."""

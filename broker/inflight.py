@@ -62,9 +62,10 @@ class Flight:
     """One request in the air. `take` hands over what has arrived; `on_item` is called when something has.
 
     `leg` is None while it waits for a worker, which it does since `waiting_since`. `tokens`: those that the
-    client has, or can take. `mends`: how often in a row, without a token in between, it was sent again
-    because something was lost on the line. `suspect`: it was aboard a worker that died. `fingerprint`: of its
-    request, once somebody has asked for it.
+    client has, or can take. `prompt_tokens`: until a worker has counted them, 0 or a guess. `mends`: how
+    often in a row, without a token in between, it was sent again because something was lost on the line.
+    `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
+    it.
     """
 
     request: Generate

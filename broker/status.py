@@ -68,7 +68,7 @@ def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, in
 
 
 def _worker(worker: Worker) -> dict[str, Any]:
-    beat = worker.beat
+    beat, ready = worker.beat, worker.ready
     return {
         "model": worker.model,
         "state": worker.state,
@@ -78,6 +78,8 @@ def _worker(worker: Worker) -> dict[str, Any]:
         "waiting": beat.waiting if beat else 0,
         "steps": beat.steps if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
+        "cache_bytes_max": ready.cache_bytes_max if ready else None,
+        "tokens_max": ready.tokens_max if ready else 0,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }

@@ -38,6 +38,7 @@ GATEWAY_FLAGS = (
     "cors_origins",
     "curve_keys",
     "max_waiting",
+    "max_waiting_tokens",
     "queue_timeout_s",
     "max_connections",
     "failover_timeout_s",
@@ -97,6 +98,13 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
     max_waiting: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="requests that may wait for the worker; beyond them 503 at once"),
+    ] = None
+    max_waiting_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="tokens that prompts which wait may have together; beyond them 503 at once"
+            " (default: four times what the worker's memory holds)"
+        ),
     ] = None
     queue_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,

@@ -63,7 +63,7 @@ class Line:
         self.dispatcher = Dispatcher(
             incarnation=GATEWAY,
             fleet=Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S),
-            admission=Admission(waiting_max=waiting_max),
+            admission=Admission(clock=self.clock, waiting_max=waiting_max),
             send=self.send,
             clock=self.clock,
             failover_timeout_s=FAILOVER_S,
@@ -136,7 +136,13 @@ class Line:
 def ready(worker: str, model: str = "m", rows: int = 4, images: bool = False) -> Ready:
     capabilities = Capabilities(images=images)
     return Ready(
-        incarnation=worker, model=model, context_length=8192, running_max=rows, capabilities=capabilities
+        incarnation=worker,
+        model=model,
+        context_length=8192,
+        running_max=rows,
+        capabilities=capabilities,
+        cache_bytes_max=2**30,
+        tokens_max=4096,
     )
 
 

@@ -82,6 +82,8 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "waiting": 2,
         "steps": 5,
         "cache_bytes": 77,
+        "cache_bytes_max": 2**30,
+        "tokens_max": 4096,
     }
     assert rows == [
         {

@@ -12,7 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import System, chat_body, eventually, running_system
+from worker.fake import TOKEN_BYTES
 
 ANSWER_S_MAX = 0.5
 """Generous for a busy machine; a refusal takes a few milliseconds."""
@@ -170,3 +172,21 @@ def _refusal(system: System, *, running: int) -> httpx.Response | None:
     if answer.status_code == 503 and answer.json()["error"]["running"] == running:
         return answer
     return None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_memory_never_holds_gets_a_400_beside_one_that_runs(
+    tmp_path: Path, stream: bool
+) -> None:
+    with running_system(tmp_path) as system:
+        system.start_worker("--cache-limit-bytes", str(500 * TOKEN_BYTES), "--step-ms", "5")
+        system.wait_ready()
+        neighbour = ask(system.url, "!tokens=100")
+        wait_until_flowing([neighbour])
+        body = chat_body("word " * 600, stream=stream)
+        answer = system.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "447 tokens in the memory of this server" in answer.json()["error"]["message"]
+        wait_for([neighbour], 30)
+        assert neighbour.texts == [scripted("!tokens=100", 100)]
