@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from broker import reuse, status
 from broker.auth import Guard, Key, Keyring
-from broker.boarding import Boarding
+from broker.boarding import Boarding, check_room
 from broker.config import GatewaySettings
 from broker.dialects import answer, chat, chat_body, completions
 from broker.dialects.parameters import Parameters, copies
@@ -130,6 +130,7 @@ async def _sweep(dispatcher: Dispatcher) -> None:
 async def complete_chat(request: Request) -> ASGIApp:
     """POST /v1/chat/completions, streamed or whole."""
     gateway: Gateway = request.app.state.gateway
+    check_room(gateway.dispatcher)
     body = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
     worker = gateway.dispatcher.find(body.model)
     conversation = chat.conversation(body, system_in_place=worker.capabilities.system_in_place)
@@ -151,6 +152,7 @@ async def complete_chat(request: Request) -> ASGIApp:
 async def complete_text(request: Request) -> ASGIApp:
     """POST /v1/completions, streamed or whole: the older API, text that goes on."""
     gateway: Gateway = request.app.state.gateway
+    check_room(gateway.dispatcher)
     body = completions.read(await read_body(request, gateway.settings.body_bytes_max))
     worker = gateway.dispatcher.find(body.model)
     id = "cmpl-" + secrets.token_hex(12)

@@ -17,6 +17,20 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
 
+def check_room(dispatcher: Dispatcher) -> None:
+    """Raises `RequestError(text_generation_busy)` where whoever asks would be refused, whatever he asks: who
+    knows that need not read his request. A model that nobody serves may have room."""
+    fleet = dispatcher.fleet
+    serving = [(worker, worker.ready) for worker in fleet if worker.serves and worker.ready is not None]
+    if not serving or {worker.model for worker, _ in serving} != fleet.models.keys():
+        return
+    if len(dispatcher.flights) < min(ready.running_max for _, ready in serving):
+        return
+    present = {worker: dispatcher.present(worker) for worker, _ in serving}
+    if all(dispatcher.admission.is_full(present[worker], ready) for worker, ready in serving):
+        raise dispatcher.admission.busy(max(present.values(), key=len))
+
+
 @dataclass(frozen=True, slots=True)
 class Boarding:
     """`Dispatcher.board` under the limits of the house. `queue_timeout_s`: None: wait as long as it takes."""

@@ -230,6 +230,70 @@ def test_an_answer_is_measured_when_it_is_finished_and_not_when_its_client_has_r
     assert doors.line.dispatcher.admission.retry_after_s(1) == 8.0
 
 
+# --- a full house ------------------------------------------------------------------------------------
+
+
+def test_who_finds_the_house_full_is_sent_away_before_his_request_is_read() -> None:
+    doors = Doors(waiting_max=1)
+
+    async def talk() -> None:
+        first = doors.ask(n=2)
+        await doors.arrived(2)
+        for body in (b'{"messages": [', b"nonsense"):
+            headers = [(b"authorization", b"Bearer " + KEY.encode())]
+            refused = await Exchange(doors.app, "POST", CHAT, body, headers).end()
+            assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
+            assert len(refused.error["waiting_ids"]) == 2
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.unread == 1
+        await doors.finish(first)
+        wrong = await Exchange(doors.app, "POST", CHAT, b"nonsense", headers).end()
+        assert wrong.status == 400
+
+    run(talk())
+    assert empty(doors)
+
+
+def test_a_house_is_not_full_while_any_model_has_room_or_none_serves_it() -> None:
+    doors = Doors(waiting_max=0)
+
+    async def talk() -> None:
+        first = doors.ask()
+        await doors.arrived()
+        doors.line.serving("v", model="other", rows=1)
+        assert (await doors.ask(model="unknown").end()).status == 404
+        second = doors.ask(model="other")
+        await until(lambda: doors.requests("v"))
+        assert (await doors.ask(model="unknown").end()).status == 503
+        doors.line.hello("u", model="loading")
+        assert (await doors.ask(model="unknown").end()).status == 404
+        for exchange in (first, second):
+            exchange.leave()
+            await exchange.end()
+
+    run(talk())
+    assert empty(doors)
+
+
+def test_prompts_that_wait_leave_no_room_for_a_long_one() -> None:
+    doors = Doors()
+
+    async def talk() -> None:
+        first = doors.ask(filler=48_000)
+        id = await doors.arrived()
+        refused = await doors.ask(filler=24_000).end()
+        assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
+        assert refused.error["message"].startswith("The prompts that wait have 12")
+        assert refused.error["waiting_ids"] == [id]
+        doors.line.say("w", accepted("w", id))
+        second = doors.ask(filler=24_000)
+        await doors.arrived(2)
+        await doors.finish(first, second)
+
+    run(talk())
+    assert empty(doors)
+
+
 # --- bodies ------------------------------------------------------------------------------------------
 
 
