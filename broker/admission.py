@@ -80,18 +80,23 @@ class Admission:
 
     def busy(self, aboard: Sequence[Flight], why: str = "The server is at capacity") -> RequestError:
         """The refusal of a request beside those aboard: who runs, who waits, and when to come back."""
-        running = [flight.id for flight in aboard if has_begun(flight)]
-        waiting = [flight.id for flight in aboard if not has_begun(flight)]
+        running: list[Flight] = []
+        waiting: list[Flight] = []
+        for flight in aboard:
+            (running if has_begun(flight) else waiting).append(flight)
+        running_ids, waiting_ids = (
+            [flight.id for flight in some[:_NAMED_MAX]] for some in (running, waiting)
+        )
         return RequestError(
             Code.TEXT_GENERATION_BUSY,
             f"{why}: {len(running)} requests are running and {len(waiting)} are waiting."
-            f"{_listed('Running', running)}{_listed('Waiting', waiting)}",
+            f"{_listed('Running', running_ids, len(running))}{_listed('Waiting', waiting_ids, len(waiting))}",
             retry_after_s=self._promise_s(len(aboard)),
             details={
                 "running": len(running),
                 "waiting": len(waiting),
-                "running_ids": running[:_NAMED_MAX],
-                "waiting_ids": waiting[:_NAMED_MAX],
+                "running_ids": running_ids,
+                "waiting_ids": waiting_ids,
             },
         )
 
@@ -147,8 +152,8 @@ def _whole(seconds: float) -> float:
     return min(RETRY_AFTER_S_MAX, max(1.0, math.ceil(seconds - 1e-6)))
 
 
-def _listed(label: str, ids: Sequence[str]) -> str:
+def _listed(label: str, ids: Sequence[str], count: int) -> str:
     if not ids:
         return ""
-    more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
-    return f" {label}: {', '.join(ids[:_NAMED_MAX])}{more}."
+    more = f" and {count - len(ids)} more" if count > len(ids) else ""
+    return f" {label}: {', '.join(ids)}{more}."
