@@ -1,0 +1,142 @@
+"""HTTP as bytes, as cheap as a client can be: connections that are kept, answers in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+CHAT = "/v1/chat/completions"
+
+
+def post(path: str, document: object, *headers: str) -> bytes:
+    """A whole request."""
+    body = json.dumps(document).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer to its last byte. `took_s`: from the first byte of the request on."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    took_s: float
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time. `received`: bytes of the present answer so far."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.lost = asyncio.Event()
+        self._asked_at = 0.0
+        self._head: tuple[int, dict[str, str]] | None = None
+        self._reply: asyncio.Future[Reply] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+
+    def ask(self, request: bytes) -> asyncio.Future[Reply]:
+        """Fails with `ConnectionError` when the connection ends before the answer does."""
+        self.received.clear()
+        self._head = None
+        self._asked_at = time.perf_counter()
+        self._reply = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._reply
+
+    def write(self, data: bytes) -> None:
+        """A part of a request, whose answer nobody awaits."""
+        self._transport.write(data)
+
+    def stop_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        if self._head is None:
+            self._read_head()
+        if self._head is None or self._reply is None or self._reply.done():
+            return
+        status, headers = self._head
+        length = headers.get("content-length")
+        if length is None:
+            if self.received.endswith(b"0\r\n\r\n"):
+                self._finish(status, headers, _dechunked(self.received))
+        elif len(self.received) >= int(length):
+            self._finish(status, headers, bytes(self.received))
+
+    def _read_head(self) -> None:
+        head, found, rest = bytes(self.received).partition(b"\r\n\r\n")
+        if not found:
+            return
+        first, *lines = head.decode().split("\r\n")
+        parts = (line.partition(": ") for line in lines)
+        self._head = int(first.split(" ")[1]), {name: value for name, _, value in parts}
+        self.received[:] = rest
+
+    def _finish(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        assert self._reply is not None
+        self._reply.set_result(Reply(status, headers, body, time.perf_counter() - self._asked_at))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set()
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(ConnectionError("closed in the middle of an answer"))
+
+
+def _dechunked(data: bytes | bytearray) -> bytes:
+    pieces, at = [], 0
+    while True:
+        end = data.index(b"\r\n", at)
+        size = int(data[at:end], 16)
+        if not size:
+            return b"".join(pieces)
+        pieces.append(bytes(data[end + 2 : end + 2 + size]))
+        at = end + 2 + size + 2
+
+
+class Pool:
+    """Connections to one server, as many as are in use at once."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[Connection] = []
+        self._open: list[Connection] = []
+
+    async def open(self) -> Connection:
+        """A new one, for its taker alone."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+        self._open.append(connection)
+        return connection
+
+    async def ask(self, request: bytes) -> Reply:
+        """Raises `ConnectionError`."""
+        while self._idle and self._idle[-1].lost.is_set():
+            self._idle.pop()
+        connection = self._idle.pop() if self._idle else await self.open()
+        reply = await connection.ask(request)
+        self._idle.append(connection)
+        return reply
+
+    async def close(self) -> None:
+        for connection in self._open:
+            connection.abort()
+            await connection.lost.wait()
