@@ -23,7 +23,11 @@ from msgspec.structs import replace
 from protocol.errors import Code
 from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused
 
-PENDING_DELTAS_MAX = 16384
+PENDING_DELTAS_MAX = 1536
+"""Beyond what lies in the sockets' buffers, thousands of them. One with a long text, or with
+log-probabilities, counts as several, so that all of them take half a megabyte."""
+_DELTA_BYTES, _LIKELY_BYTES = 320, 160
+"""What a plain one takes in memory, and one of its most likely tokens."""
 PROVEN_DELTAS = 2
 """So many deltas of a leg show that its request has got past what was the end of the leg before. One is not
 enough: the last words of a worker that dies are lost with it, and they may have been as many."""
@@ -86,6 +90,8 @@ class Flight:
     terminal: Finished | Failed | None = None
     on_item: Callable[[], None] = lambda: None
     pending: list[Item] = field(default_factory=list)
+    pending_excess: int = 0
+    """As many deltas more are pending, for their size."""
 
     @property
     def id(self) -> str:
@@ -99,6 +105,7 @@ class Flight:
     def take(self) -> list[Item]:
         """Everything that arrived since the last call, in order; the terminal item comes last."""
         items, self.pending = self.pending, []
+        self.pending_excess = 0
         return items
 
     def _push(self, item: Item) -> None:
@@ -135,7 +142,7 @@ class Flight:
             return Gain.OVER
         if delta.sequence != leg.deltas:
             return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
-        if len(self.pending) >= PENDING_DELTAS_MAX:
+        if len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
             return Gain.OVER
         if self.started_at is None:
@@ -143,6 +150,7 @@ class Flight:
         leg.deltas += 1
         self.mends = 0
         self.tokens += delta.tokens
+        self.pending_excess += _excess(delta)
         self._push(delta)
         return Gain.TAKEN
 
@@ -170,6 +178,14 @@ class Flight:
         """End with an error of the gateway's own."""
         sender = self.request.incarnation
         return self.end(Failed(incarnation=sender, id=self.id, code=code, message=message))
+
+
+def _excess(delta: Delta) -> int:
+    """By how many plain ones it takes more room than one."""
+    size = len(delta.text)
+    if delta.likelihoods:
+        size += _LIKELY_BYTES * sum(1 + len(each.top) for each in delta.likelihoods)
+    return size // _DELTA_BYTES
 
 
 class Flights:

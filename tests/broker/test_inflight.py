@@ -12,7 +12,18 @@ from msgspec.structs import replace
 from broker import inflight
 from broker.inflight import PROVEN_DELTAS, Flight, Flights, Gain, Item
 from protocol.errors import Code
-from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused, Sampling, Usage
+from protocol.messages import (
+    Accepted,
+    Delta,
+    Failed,
+    Finished,
+    Generate,
+    Likelihood,
+    Reuse,
+    Reused,
+    Sampling,
+    Usage,
+)
 
 WORKER = "worker-1"
 
@@ -110,6 +121,31 @@ def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPat
         assert flight.gain(delta(number), now=11.0) is Gain.TAKEN
         if number % 4 == 3:
             assert len(flight.take()) == 4
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        Delta(id="a", sequence=0, tokens=[1], text="x" * 32_000),
+        Delta(
+            id="a",
+            sequence=0,
+            tokens=[1],
+            likelihoods=[Likelihood(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
+        ),
+    ],
+    ids=["text", "likelihoods"],
+)
+def test_what_takes_more_room_counts_for_more_until_it_is_taken(large: Delta) -> None:
+    flight = open_flight()
+    taken = 0
+    while flight.gain(replace(large, sequence=taken), now=11.0) is Gain.TAKEN:
+        taken += 1
+    assert 10 < taken < 20
+    again = open_flight()
+    for number in range(50):
+        assert again.gain(replace(large, sequence=number), now=11.0) is Gain.TAKEN
+        again.take()
 
 
 def test_a_worker_that_repeats_itself_adds_nothing() -> None:
