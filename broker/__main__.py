@@ -112,7 +112,7 @@ def server_config(gateway: Gateway) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(gateway),
         loop="uvloop",
-        http=connection_type(Limits(connections_max, configured.body_timeout_s)),
+        http=connection_type(Limits(connections_max, configured.body_timeout_s, configured.read_timeout_s)),
         ws="none",
         lifespan="on",
         access_log=False,

@@ -70,6 +70,10 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Seconds,
         Meta(description="seconds in which the body of a request must arrive, and its head at the latest"),
     ] = 60.0
+    read_timeout_s: Annotated[
+        Seconds,
+        Meta(description="seconds after which a client that does not read its answer is disconnected"),
+    ] = 60.0
     body_budget_bytes: Annotated[
         int, Meta(ge=1024, description="bytes of request bodies in the house; beyond them 503 at once")
     ] = 256 * 2**20

@@ -6,7 +6,8 @@ refusal is an error object.
 
 One deadline runs from the first byte of a request (from the connection, for the first one) until its head is
 whole, and another one until its last byte. They start again while an answer before it is under way, and say
-nothing about how long an answer may take.
+nothing about how long an answer may take. Who does not read his answer, though, holds what is kept for him:
+once the sockets' buffers are full he must go on reading in time, or the connection ends.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ DESCRIPTORS_SPARE = 128
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`body_s_max`: from the end of a request's head to its last byte."""
+    """`body_s_max`: from the end of a request's head to its last byte. `unread_s_max`: until a client that is
+    behind reads on."""
 
     connections_max: int
     body_s_max: float
+    unread_s_max: float
 
 
 class Connection(HttpToolsProtocol):
@@ -59,6 +62,7 @@ class Connection(HttpToolsProtocol):
         # As uvicorn has it: what comes behind a last request must not cost us the answer to that one.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._refusal: RequestError | None = None
         self._in_request = False
         self._in_head = False
@@ -83,6 +87,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
         super().connection_lost(exc)
+        self.resume_writing()
         if self._served is not None:
             self._served.disconnected = True
             self._served.message_event.set()
@@ -102,6 +107,17 @@ class Connection(HttpToolsProtocol):
         # A header that never ends is not shown to `on_header`.
         if self._in_head and self._fed_bytes > HEAD_BYTES_MAX:
             self._refuse(RequestError(Code.HEADERS_TOO_LARGE))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Not `close`, which waits until all is read.
+        self._unread = self.loop.call_later(self.limits.unread_s_max, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         """What could not be parsed, or was refused while it was."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -127,10 +128,15 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    *, connections_max: int = 100, body_s_max: float = NEVER_S, begin: bool = False, idle_s: int = 3600
+    *,
+    connections_max: int = 100,
+    body_s_max: float = NEVER_S,
+    unread_s_max: float = NEVER_S,
+    begin: bool = False,
+    idle_s: int = 3600,
 ) -> AsyncIterator[Server]:
     echo = Echo(begin=begin)
-    made = connection.connection_type(Limits(connections_max, body_s_max))
+    made = connection.connection_type(Limits(connections_max, body_s_max, unread_s_max))
     config = uvicorn.Config(
         echo, http=made, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle_s
     )
@@ -297,6 +303,49 @@ def test_a_connection_without_a_next_request_is_closed() -> None:
             assert (await client.head())[0] == 200
             assert await client.chunked() == b"-"
             assert await client.rest() == b""
+
+    run(talk())
+
+
+# --- who does not read ------------------------------------------------------------------------------
+
+LARGE = 8 * 2**20
+
+
+async def ask_for_much(server: Server) -> Client:
+    """A client whose answer does not fit into the sockets' buffers, and who does not read yet."""
+    loop, own = asyncio.get_running_loop(), socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.setblocking(False)
+    await loop.sock_connect(own, ("127.0.0.1", server.port))
+    client = Client(*await asyncio.open_connection(sock=own, limit=2**10))
+    server.clients.append(client)
+    client.send(f"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: {LARGE}\r\n\r\n".encode())
+    client.send(b"x" * LARGE)
+    return client
+
+
+def test_who_does_not_read_his_answer_loses_his_connection() -> None:
+    async def talk() -> None:
+        async with serving(unread_s_max=0.2) as server:
+            await ask_for_much(server)
+            await server.settled(1)
+            await server.settled(0)
+            assert server.echo.asked == 1
+
+    run(talk())
+
+
+def test_who_reads_on_in_time_may_stay() -> None:
+    async def talk() -> None:
+        async with serving(unread_s_max=1.0) as server:
+            client = await ask_for_much(server)
+            await client.head()
+            assert len(await client.chunked()) == LARGE
+            await asyncio.sleep(1.2)
+            client.send(GET)
+            await client.head()
+            assert await client.chunked() == b"-"
 
     run(talk())
 
