@@ -10,6 +10,7 @@ position, as the real engine promises. Words that begin with `!` are directions:
     !die=N      the process is killed at token N        !hang=N    the model thread blocks for good at token N
     !fail=N     the step fails at token N               !oom       the prefill runs out of memory
     !bad        the request can't be prepared           !text=S    the answer's every token reads S
+    !prefill=MS a chunk of this prompt takes so long
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Script:
 
     tokens: int = TOKENS_DEFAULT
     slow_ms: float = 0.0
+    prefill_ms: float = 0.0
     die: int | None = None
     hang: int | None = None
     fail: int | None = None
@@ -74,6 +76,7 @@ class Script:
 _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "tokens": ("tokens", int),
     "slow": ("slow_ms", float),
+    "prefill": ("prefill_ms", float),
     "die": ("die", int),
     "hang": ("hang", int),
     "fail": ("fail", int),
@@ -113,6 +116,7 @@ class FakeEngine:
     def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
         if any(self._script(row).oom for row in chunks):
             raise MemoryError("scripted: out of memory")
+        time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
 
     def fork(self, row: str, copy: str) -> None:
         """Rows have no caches here."""

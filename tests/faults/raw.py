@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any, cast
@@ -45,6 +46,7 @@ class Connection(asyncio.Protocol):
         self._asked_at = 0.0
         self._head: tuple[int, dict[str, str]] | None = None
         self._reply: asyncio.Future[Reply] | None = None
+        self._sought: tuple[int | bytes, asyncio.Event] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
@@ -62,6 +64,20 @@ class Connection(asyncio.Protocol):
         """A part of a request, whose answer nobody awaits."""
         self._transport.write(data)
 
+    async def has_received(self, sought: int | bytes) -> None:
+        """So many bytes of the present answer, or these, or its end."""
+        arrived = asyncio.Event()
+        self._sought = sought, arrived
+        self._notice()
+        await arrived.wait()
+
+    def _notice(self) -> None:
+        if self._sought is not None:
+            sought, arrived = self._sought
+            found = len(self.received) >= sought if isinstance(sought, int) else sought in self.received
+            if found or self.lost.is_set() or (self._reply is not None and self._reply.done()):
+                arrived.set()
+
     def stop_reading(self) -> None:
         self._transport.pause_reading()
 
@@ -69,6 +85,10 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._receive(data)
+        self._notice()
+
+    def _receive(self, data: bytes) -> None:
         self.received += data
         if self._head is None:
             self._read_head()
@@ -99,6 +119,7 @@ class Connection(asyncio.Protocol):
         self.lost.set()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(ConnectionError("closed in the middle of an answer"))
+        self._notice()
 
 
 def _dechunked(data: bytes | bytearray) -> bytes:
@@ -120,10 +141,13 @@ class Pool:
         self._idle: list[Connection] = []
         self._open: list[Connection] = []
 
-    async def open(self) -> Connection:
-        """A new one, for its taker alone."""
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+    async def open(self, own: socket.socket | None = None) -> Connection:
+        """A new one, for its taker alone. `own`: over this socket, which is connected."""
+        create = asyncio.get_running_loop().create_connection
+        if own is None:
+            _, connection = await create(Connection, "127.0.0.1", self._port)
+        else:
+            _, connection = await create(Connection, sock=own)
         self._open.append(connection)
         return connection
 
