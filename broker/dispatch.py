@@ -108,7 +108,7 @@ class Dispatcher:
         about, frees the slots and tells the worker of those it is still at work on. Raises `RequestError`
         when the worker is too full or cannot be reached, and for a request that has brought it down before.
         """
-        self.failover.suspects.check(requests)
+        self.failover.suspects.check(requests, worker.model)
         if not worker.serves or self.fleet.get(worker.incarnation) is not worker:
             # It has been told to stop, or was lost, since it was found; another may have its model.
             worker = self.find(worker.model)
@@ -243,8 +243,10 @@ class Dispatcher:
                 self.dropped["gap"] += 1
                 self.failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
             case _:
-                if flight.end(message) and isinstance(message, Finished):
-                    self.admission.served(self._clock() - flight.opened_at)
+                if flight.end(message):
+                    self.failover.ended(flight)
+                    if isinstance(message, Finished):
+                        self.admission.served(self._clock() - flight.opened_at)
 
     def _cleared(self, message: CacheCleared) -> None:
         clearing = self._clearings.get(message.id)
@@ -316,8 +318,7 @@ class Dispatcher:
             for worker in self.fleet.hung(now, self._hung_timeout_s):
                 log.error("worker for %s (pid %d) hangs, and is killed", worker.model, worker.pid)
                 self._kill(worker.pid)
-        self.failover.place()
-        self.failover.give_up()
+        self.failover.sweep()
 
     def stop(self) -> None:
         """No new requests from here on."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from broker.berths import Berth, departures
 from broker.fleet import Fleet, Worker
 from broker.inflight import Flight, Flights
-from broker.suspects import GUILTY, Suspects
+from broker.suspects import GUILTY, REMAND_S, SETTLED_S, Standing, Suspects, mark_of
 from protocol import logs
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Message
@@ -52,13 +52,17 @@ class Failover:
         self._send = send
         self._clock = clock
         self._timeout_s = timeout_s
+        self._calm_since: dict[str, float] = {}
+        """Models of which a worker serves: since when, and since the last loss of one."""
 
     # --- aboard ---
 
     def load(self, worker: Worker) -> tuple[bool, int]:
         """Whether it has no room for newcomers just now, and how many are aboard."""
-        aboard = self._flights.aboard(worker.incarnation)
-        waits = any(flight.suspect for flight in (*aboard, *self._flights.waiting(worker.model)))
+        aboard, standing = self._flights.aboard(worker.incarnation), self.suspects.standing
+        tries = any(standing(flight) is Standing.ALONE for flight in aboard)
+        waiting = self._flights.waiting(worker.model)
+        waits = tries or any(standing(f) in (Standing.SUSPECT, Standing.ALONE) for f in waiting)
         return waits, len(aboard)
 
     def depart(self, flights: Sequence[Flight], worker: Worker) -> None:
@@ -68,7 +72,10 @@ class Failover:
         """
         if not worker.serves or self._fleet.get(worker.incarnation) is not worker:
             raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
-        if self.load(worker)[0]:
+        for flight in flights:
+            flight.suspect = self.suspects.deaths(flight) > 0
+        if self.load(worker)[0] or any(flight.suspect for flight in flights):
+            self.place()
             return
         for flight in flights:
             try:
@@ -87,12 +94,18 @@ class Failover:
         waiting = self._flights.waiting()
         if not waiting:
             return
+        standing = self.suspects.standing
         berths = [
-            Berth.of(worker, self._flights.aboard(worker.incarnation))
+            Berth.of(
+                worker,
+                self._flights.aboard(worker.incarnation),
+                standing,
+                settled=self._calm_s(worker.model) >= SETTLED_S,
+            )
             for worker in self._fleet
             if worker.serves
         ]
-        for flight, berth in departures(waiting, berths, self.suspects.charges):
+        for flight, berth in departures(waiting, berths, standing):
             try:
                 sent = self._board(flight, berth.worker)
             except WireError as error:
@@ -116,21 +129,15 @@ class Failover:
         """A worker is lost. `died`: not by its own decision, and those aboard may have had a part in it."""
         aboard = self._flights.aboard(worker.incarnation)
         self.counts["grounded"] += len(aboard)
-        worker.charged = self.suspects.died(aboard) if died else None
+        self._calm_since.pop(worker.model, None)
+        if died and worker.ready is not None:
+            self.suspects.died(worker.incarnation, worker.model, aboard)
         for flight in aboard:
             self._flights.leave(flight, self._clock())
-        if worker.charged is None:
-            return
-        for flight in self._flights.waiting():
-            if flight.suspect and self.suspects.is_guilty(flight):
-                log.error("%s has brought its worker down repeatedly", flight.id)
-                flight.fail(Code.WORKER_CRASHED, GUILTY)
 
     def woke(self, worker: Worker) -> None:
         """It was taken for lost, and was not: nobody has brought it down."""
-        if worker.charged is not None:
-            self.suspects.acquit(worker.charged)
-            worker.charged = None
+        self.suspects.withdraw(worker.incarnation)
 
     def take_back(self, flight: Flight, why: str) -> None:
         """Something of this leg was lost on the line: another one begins where the client is."""
@@ -144,9 +151,38 @@ class Failover:
     def gained(self, flight: Flight) -> None:
         """A suspect has made a token."""
         if flight.proven:
-            self.suspects.proven(flight)
+            self.suspects.clear(flight)
 
-    def give_up(self) -> None:
+    def ended(self, flight: Flight) -> None:
+        """By its worker's word, with which that has outlived it."""
+        if flight.suspect:
+            self.suspects.clear(flight)
+
+    # --- what the clock says ---
+
+    def sweep(self) -> None:
+        """Who has waited long enough for a worker, or for its verdict. To be called now and then."""
+        for worker in self._fleet:
+            if worker.serves:
+                self._calm_since.setdefault(worker.model, self._clock())
+        self.place()
+        self._judge()
+        self._give_up()
+
+    def _calm_s(self, model: str) -> float:
+        return self._clock() - self._calm_since.get(model, self._clock())
+
+    def _judge(self) -> None:
+        """Those who await a verdict have it when a worker has lived without them for long enough."""
+        held = [f for f in self._flights.waiting() if self.suspects.standing(f) is Standing.HELD]
+        guilty = {mark_of(flight) for flight in held if self._calm_s(flight.model) >= REMAND_S}
+        for flight in held:
+            if mark_of(flight) in guilty:
+                log.error("%s has brought its worker down repeatedly", flight.id)
+                self.suspects.convict(flight)
+                flight.fail(Code.WORKER_CRASHED, GUILTY)
+
+    def _give_up(self) -> None:
         """End those for whose model no worker has made a step for too long."""
         now = self._clock()
         for flight in self._flights.waiting():

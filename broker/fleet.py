@@ -47,8 +47,6 @@ class Worker:
     verdict: Verdict | None = None
     judged_at: float = 0.0
     """When it got its verdict."""
-    charged: bytes | None = None
-    """The fingerprint of the request that was charged with its loss."""
 
     @property
     def state(self) -> str:

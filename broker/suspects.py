@@ -1,107 +1,183 @@
 """Who brought a worker down? Pure: deaths and times come in, who is to blame goes out.
 
-Flights that were aboard a worker when it died are suspects. They fly again one at a time, each beside such as
-have proven that they can go on, until it has proven the same. A worker that dies with one suspect aboard, and
-with nobody else who has not proven himself, charges its request; a request charged twice without having got
-through in between is guilty. In every other case all who were aboard are suspects, and nobody is charged.
+A death is remembered with the requests that can have caused it: those aboard; of them only such as had not
+got through the point of an earlier death yet, if there were any. A request that gets through is struck from
+every death. A request may cause three deaths, and one more for each death that nobody is left to have caused,
+up to a limit. How it flies on depends on how many it may have caused so far:
 
-So a request that kills costs three deaths: one in company, two alone. One that merely was on probation when
-somebody pulled the plug goes last the next time, when the others are through, and is charged again only if
-the plug is pulled again while it has its turn.
+* none: at once, with whoever else there is;
+* some: at once with the others of that kind, as far as there are rows. Whoever has pulled the plug once has
+  cost its clients a pause and no more;
+* all but one: alone, beside none but those that have got through, and only when a worker has lived for a
+  moment without it;
+* all: not at all. It is guilty when a worker has then lived without it for a while, in which the others get
+  through.
 
-Charges stand against the request, whatever its id and seed: copies of one that kills are not tried one by
-one.
+So a request that kills costs three deaths, in a prefill or over any token: one in company, one among
+suspects, one alone. Somebody who pulls the plug brings about deaths without a cause, which raise the bar, and
+who goes on does not let a verdict come. To be taken for guilty an innocent request must be hit three times in
+a row, the third time in the milliseconds that it takes to try it alone, by somebody who has left the others
+in peace for ten minutes and lets go then.
+
+Deaths and verdicts stand against what is asked of a model, whatever the request's id and seed: copies of one
+that kills are not tried one by one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 import msgspec
 
-from broker.inflight import Flight
+from broker.inflight import PROVEN_DELTAS, Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
-CHARGES_MAX = 2
+DEATHS_MAX = 3
+"""So many one request may cause, where every death has a cause."""
+DEATHS_RAISED_MAX = 6
+"""So many it may in any case."""
+SETTLED_S = 1.0
+"""So long a worker lives before somebody is tried alone: who kills it as soon as it comes shows himself."""
+REMAND_S = 5.0
+"""So long it has lived without a request before that is found guilty."""
 REMEMBERED_S = 600.0
 REMEMBERED_MAX = 1024
+DEATHS_REMEMBERED_MAX = 64
+NEVER = math.inf
 
 GUILTY = "This request has brought the worker down repeatedly; it is not tried again for ten minutes."
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def fingerprint(request: Generate) -> bytes:
-    """The same for requests that differ in their id, their seed and how far they have come only."""
+class Standing(IntEnum):
+    """How a flight may go on."""
+
+    FREE = 0
+    SUSPECT = 1
+    ALONE = 2
+    HELD = 3
+    """Not at all: it awaits its verdict."""
+
+
+@dataclass(slots=True, eq=False)
+class Death:
+    """`candidates`: the marks of the requests that may have caused it and were not cleared since, each with
+    the tokens that it had then (the most that a copy of it had)."""
+
+    worker: str
+    model: str
+    at: float
+    candidates: dict[bytes, int]
+
+
+def fingerprint(request: Generate, model: str) -> bytes:
+    """The same for requests to a model that differ only in id, seed and how far they have come."""
     sampling = msgspec.structs.replace(request.sampling, seed=0)
     bare = msgspec.structs.replace(request, id="", incarnation="", resume=[], sampling=sampling)
     try:
-        return hashlib.sha256(_encode(bare)).digest()
+        return hashlib.sha256(_encode((model, bare))).digest()
     except (TypeError, ValueError, OverflowError, RecursionError):
         return b""  # it cannot be sent to a worker either
 
 
-def _mark(flight: Flight) -> bytes:
-    flight.fingerprint = flight.fingerprint or fingerprint(flight.request)
+def mark_of(flight: Flight) -> bytes:
+    """The fingerprint of its request, which is taken once."""
+    flight.fingerprint = flight.fingerprint or fingerprint(flight.request, flight.model)
     return flight.fingerprint
 
 
 class Suspects:
-    """The charges against requests: at most `REMEMBERED_MAX`, each for `REMEMBERED_S` after its last one."""
+    """The deaths of the last ten minutes, and who was found guilty of any."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._charges: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        self._deaths: deque[Death] = deque(maxlen=DEATHS_REMEMBERED_MAX)
+        self._guilty: OrderedDict[bytes, float] = OrderedDict()
 
-    def check(self, requests: Sequence[Generate]) -> None:
+    def check(self, requests: Sequence[Generate], model: str) -> None:
         """Raises `RequestError(worker_crashed)` for a request that has been found guilty."""
         self._forget()
-        if self._charges and any(self._charged(fingerprint(r)) >= CHARGES_MAX for r in requests):
+        if self._guilty and any(fingerprint(request, model) in self._guilty for request in requests):
             raise RequestError(Code.WORKER_CRASHED, GUILTY)
 
-    def charges(self, flight: Flight) -> int:
-        return self._charged(_mark(flight)) if self._charges else 0
+    def deaths(self, flight: Flight) -> int:
+        """How many it may have caused."""
+        self._forget()
+        if not self._deaths:
+            return 0
+        mark = mark_of(flight)
+        return sum(mark in death.candidates for death in self._deaths)
 
-    def _charged(self, mark: bytes) -> int:
-        count, until = self._charges.get(mark, (0, 0.0))
-        return count if self._clock() < until else 0
+    def standing(self, flight: Flight) -> Standing:
+        count = self.deaths(flight) if flight.suspect else 0
+        if not count:
+            return Standing.FREE
+        left = self._deaths_max(flight.model) - count
+        if left > 1:
+            return Standing.SUSPECT
+        return Standing.HELD if left < 1 and self._is_alone_to_blame(flight) else Standing.ALONE
 
-    def died(self, aboard: Sequence[Flight]) -> bytes | None:
-        """A worker died with these aboard. The fingerprint of the request that is charged, if one is."""
-        tried = [flight for flight in aboard if flight.suspect]
-        if len(tried) == 1 and all(flight.proven for flight in aboard if not flight.suspect):
-            return self._charge(_mark(tried[0]))
-        for flight in aboard:
+    def _is_alone_to_blame(self, flight: Flight) -> bool:
+        """For a death at least; unless one without a cause was withdrawn or forgotten meanwhile."""
+        return any([*death.candidates] == [mark_of(flight)] for death in self._deaths)
+
+    def _deaths_max(self, model: str) -> int:
+        without_cause = sum(death.model == model and not death.candidates for death in self._deaths)
+        return min(DEATHS_MAX + without_cause, DEATHS_RAISED_MAX)
+
+    def died(self, worker: str, model: str, aboard: Sequence[Flight]) -> None:
+        """A worker that served has died with these aboard. What is said twice of one counts once."""
+        if any(death.worker == worker for death in self._deaths):
+            return
+        standings = [(flight, self.standing(flight)) for flight in aboard]
+        tried = any(standing for _, standing in standings)
+        suspects = [f for f, standing in standings if standing or not (tried and f.proven)]
+        candidates: dict[bytes, int] = {}
+        for flight in suspects:
             flight.suspect = True
-        return None
+            mark = mark_of(flight)
+            candidates[mark] = max(len(flight.tokens), candidates.get(mark, 0))
+        self._deaths.append(Death(worker, model, self._clock(), candidates))
 
-    def _charge(self, mark: bytes) -> bytes:
-        self._charges[mark] = self._charged(mark) + 1, self._clock() + REMEMBERED_S
-        self._charges.move_to_end(mark)
-        if len(self._charges) > REMEMBERED_MAX:
-            self._charges.popitem(last=False)
-        return mark
+    def withdraw(self, worker: str) -> None:
+        """This worker has not died after all."""
+        for death in [death for death in self._deaths if death.worker == worker]:
+            self._deaths.remove(death)
 
-    def acquit(self, mark: bytes) -> None:
-        """The worker over which this request was charged last has not died after all."""
-        count, until = self._charges.get(mark, (0, 0.0))
-        if count > 1:
-            self._charges[mark] = count - 1, until
-        else:
-            self._charges.pop(mark, None)
+    def clear(self, flight: Flight) -> None:
+        """The flight has got past the points where its workers died, or to its end.
+
+        A copy of one that kills later on does not speak for it before it has come as far.
+        """
+        margin = PROVEN_DELTAS if flight.terminal is None else 0
+        mark, reached = mark_of(flight), len(flight.tokens) - margin
+        for death in self._deaths:
+            if death.candidates.get(mark, NEVER) <= reached:
+                del death.candidates[mark]
+        flight.suspect = self.deaths(flight) > 0
+
+    def convict(self, flight: Flight) -> None:
+        """It has caused the deaths that it may have caused: nobody else has."""
+        mark = mark_of(flight)
+        self._guilty[mark] = self._clock() + REMEMBERED_S
+        self._guilty.move_to_end(mark)
+        if len(self._guilty) > REMEMBERED_MAX:
+            self._guilty.popitem(last=False)
+        for death in [death for death in self._deaths if mark in death.candidates]:
+            del death.candidates[mark]
+            if not death.candidates:  # which is not to say that it had no cause
+                self._deaths.remove(death)
 
     def _forget(self) -> None:
-        while self._charges and next(iter(self._charges.values()))[1] <= self._clock():
-            self._charges.popitem(last=False)
-
-    def is_guilty(self, flight: Flight) -> bool:
-        return self.charges(flight) >= CHARGES_MAX
-
-    def proven(self, flight: Flight) -> None:
-        """The flight has got past the point where its worker died."""
-        flight.suspect = False
-        if 0 < self.charges(flight) < CHARGES_MAX:
-            del self._charges[_mark(flight)]
+        now = self._clock()
+        while self._deaths and self._deaths[0].at + REMEMBERED_S <= now:
+            self._deaths.popleft()
+        while self._guilty and next(iter(self._guilty.values())) <= now:
+            self._guilty.popitem(last=False)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from broker.suspects import Standing, mark_of
 from protocol.messages import (
     Accepted,
     Cancel,
@@ -136,9 +137,21 @@ class SimulatedLine(Line):
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
         super().send(peer, message, media)
+        if isinstance(message, Generate):
+            self._check_company(peer, message)
         receiver = self.peers.get(peer)
         if receiver is None or receiver.full or (not receiver.alive and receiver.noticed):
             return False
         # The connection of one that has just died still takes what nobody will read.
         receiver.inbox.append(message)
         return True
+
+    def _check_company(self, peer: str, message: Generate) -> None:
+        """Who is tried for the last time is tried alone."""
+        flights, standing = self.dispatcher.flights, self.dispatcher.failover.suspects.standing
+        flight = flights.find(message.id, peer)
+        assert flight is not None
+        assert standing(flight) is not Standing.HELD
+        others = [other for other in flights.aboard(peer) if other is not flight]
+        if standing(flight) is Standing.ALONE and mark_of(flight) not in map(mark_of, others):
+            assert all(other.proven for other in others)

@@ -72,6 +72,10 @@ class Client:
         return bool(self.read) and isinstance(self.read[-1], Finished | Failed)
 
 
+def is_poison(client: Client) -> bool:
+    return client.flight.id.startswith(POISON)
+
+
 class Gateway(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +334,9 @@ class Gateway(RuleBasedStateMachine):
             self.clients.remove(client)
             client.take()
             self.check(client)
-            self.ends[getattr(client.flight.terminal, "code", "")] += 1
+            end = getattr(client.flight.terminal, "code", "")
+            self.ends[end] += 1
+            self.ends["innocents taken for guilty"] += end == Code.WORKER_CRASHED and not is_poison(client)
         told = [(to, message.id) for to, message in self.line.sent if isinstance(message, Cancel)]
         assert told == running
 
@@ -376,11 +382,9 @@ class Gateway(RuleBasedStateMachine):
         assert list(self.dispatcher.flights) == [client.flight for client in self.clients]
 
     @invariant()
-    def suspects_fly_alone_and_whoever_waits_is_aboard_nobody(self) -> None:
+    def whoever_waits_is_aboard_nobody(self) -> None:
         flights = self.dispatcher.flights
         aboard = [flight for name in self.peers for flight in flights.aboard(name)]
-        for name in self.peers:
-            assert sum(flight.suspect for flight in flights.aboard(name)) <= 1
         open_ones = [client.flight for client in self.clients if client.flight.terminal is None]
         assert {flight.id for flight in open_ones} == {f.id for f in [*aboard, *flights.waiting()]}
         assert len(open_ones) == len(aboard) + len(flights.waiting())
@@ -484,7 +488,7 @@ def play(seed: int, actions: int = 200) -> Gateway:
     for action in dice.choices(list(ACTIONS), list(ACTIONS.values()), k=actions):
         action(gateway, lambda: dice.randrange(100))
         gateway.every_open_request_is_a_flight_and_no_other()
-        gateway.suspects_fly_alone_and_whoever_waits_is_aboard_nobody()
+        gateway.whoever_waits_is_aboard_nobody()
         gateway.flights_are_sound()
     gateway.teardown()
     return gateway

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.__main__ import kill
 from broker.failover import MENDS_MAX
 from broker.inflight import PROVEN_DELTAS, Flight
 from broker.reconcile import BEATS_MISSED_MAX
-from broker.suspects import REMEMBERED_MAX, REMEMBERED_S, fingerprint
+from broker.suspects import (
+    DEATHS_RAISED_MAX,
+    DEATHS_REMEMBERED_MAX,
+    REMAND_S,
+    REMEMBERED_MAX,
+    REMEMBERED_S,
+    SETTLED_S,
+    fingerprint,
+)
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Delta, Failed, Finished, Generate, Goodbye, Media, RowStatus
 from tests.broker.line import (
@@ -29,6 +36,7 @@ from tests.broker.line import (
     reused,
 )
 
+SWEEP_S = 0.25
 TEXTS = ["x"] * PROVEN_DELTAS
 
 
@@ -162,7 +170,7 @@ def test_the_wait_is_counted_from_the_last_sign_that_somebody_is_at_work(sign: s
     line.serving("w1")
     flights = board(line, "a", "b")
     line.dispatcher.lost("w1")
-    line.serving("w2")  # takes one of the two
+    line.serving("w2", rows=1)
     [leg] = line.legs_sent_to("w2")
     line.clock.now += FAILOVER_S - 1
     if sign == "token":
@@ -199,57 +207,131 @@ def test_only_what_can_be_the_process_of_a_worker_is_killed(monkeypatch: pytest.
 # --- suspects ----------------------------------------------------------------------------------------
 
 
-def die(line: Line, worker: str, successor: str) -> list[str]:
+def die(line: Line, worker: str, successor: str, rows: int = 64) -> list[str]:
     """What the successor is sent at once."""
     line.dispatcher.lost(worker)
-    line.serving(successor, rows=64)
+    line.serving(successor, rows=rows)
     return line.legs_sent_to(successor)
 
 
-def test_those_aboard_at_a_death_go_back_one_at_a_time(line: Line) -> None:
+def live(line: Line, worker: str, seconds: float) -> None:
+    """A worker lives, and holds what it was sent."""
+    for _ in range(math.ceil(seconds / SWEEP_S)):
+        line.clock.now += SWEEP_S
+        held = line.dispatcher.flights.legs(worker)
+        line.beat(worker, running=len(held), rows=[row(id) for id in held])
+        line.dispatcher.sweep()
+
+
+def prove(line: Line, worker: str, *legs: str) -> None:
+    for leg in legs:
+        line.say(worker, events(worker, leg, *TEXTS))
+
+
+def deaths_of(line: Line, flight: Flight) -> int:
+    return line.dispatcher.failover.suspects.deaths(flight)
+
+
+def test_all_aboard_at_a_death_go_back_together_as_far_as_there_are_rows(line: Line) -> None:
+    line.serving("w1")
+    board(line, "a", "b", "c", "d")
+    prove(line, "w1", "a")
+    assert die(line, "w1", "w2", rows=3) == ["a~2", "b~2", "c~2"]
+    prove(line, "w2", "a~2", "b~2", "c~2")
+    assert line.legs_sent_to("w2") == []
+    line.say("w2", finished("w2", "b~2", 2))
+    assert line.legs_sent_to("w2") == ["d~2"]
+
+
+def test_who_does_not_get_through_the_second_time_is_tried_alone_when_the_others_have(line: Line) -> None:
     line.serving("w1")
     board(line, "a", "b", "c")
-    line.say("w1", events("w1", "a", "x", "y"))
-    assert die(line, "w1", "w2") == ["a~2"]
-    line.say("w2", accepted("w2", "a~2"), events("w2", "a~2", *TEXTS[1:]))
-    assert line.legs_sent_to("w2") == []
-    line.say("w2", events("w2", "a~2", "z", first=PROVEN_DELTAS - 1))
-    assert line.legs_sent_to("w2") == ["b~2"]
-    line.say("w2", finished("w2", "b~2"))
-    assert line.legs_sent_to("w2") == ["c~2"]
+    assert die(line, "w1", "w2") == ["a~2", "b~2", "c~2"]
+    prove(line, "w2", "a~2")
+    line.say("w2", accepted("w2", "b~2"), events("w2", "b~2", *TEXTS[1:]))  # one token is not enough
+    assert die(line, "w2", "w3") == ["a~3"]
+    live(line, "w3", SETTLED_S + SWEEP_S)
+    assert line.legs_sent_to("w3") == []
+    prove(line, "w3", "a~3")
+    assert line.legs_sent_to("w3") == ["b~3"]
+    live(line, "w3", SETTLED_S + SWEEP_S)
+    assert line.legs_sent_to("w3") == []
+    prove(line, "w3", "b~3")
+    assert line.legs_sent_to("w3") == ["c~3"]
 
 
-def test_newcomers_wait_until_the_last_suspect_has_proven_itself(line: Line) -> None:
+def test_nobody_is_tried_alone_by_a_worker_that_has_just_come(line: Line) -> None:
     line.serving("w1")
     board(line, "a")
     assert die(line, "w1", "w2") == ["a~2"]
+    assert die(line, "w2", "w3") == []
+    live(line, "w3", SETTLED_S - SWEEP_S)
+    assert line.legs_sent_to("w3") == []
+    live(line, "w3", 2 * SWEEP_S)
+    assert line.legs_sent_to("w3") == ["a~3"]
+
+
+def test_an_answer_that_is_shorter_than_a_proof_is_one(line: Line) -> None:
+    line.serving("w1")
+    [flight] = board(line, "a")
+    assert die(line, "w1", "w2") == ["a~2"]
+    assert deaths_of(line, flight) == 1
+    line.say("w2", events("w2", "a~2", "x"), finished("w2", "a~2", 1))
+    assert deaths_of(line, flight) == 0
+
+
+def test_newcomers_wait_while_somebody_is_tried_alone(line: Line) -> None:
+    line.serving("w1")
+    board(line, "a")
+    die(line, "w1", "w2")
+    board(line, "company")
+    assert line.legs_sent_to("w2") == ["company"]
+    assert die(line, "w2", "w3") == ["company~2"]
     [newcomer] = board(line, "new")
-    assert line.legs_sent_to("w2") == []
-    line.say("w2", events("w2", "a~2", *TEXTS))
-    assert generates(line, "w2") == [distinct("new")]
+    prove(line, "w3", "company~2")
+    live(line, "w3", SETTLED_S + SWEEP_S)
+    assert line.legs_sent_to("w3") == ["a~3"]
+    prove(line, "w3", "a~3")
+    assert generates(line, "w3") == [distinct("new")]
     assert not newcomer.suspect
 
 
 def test_newcomers_go_to_a_worker_that_tries_nobody(line: Line) -> None:
     line.serving("w1")
     board(line, "a")
-    line.serving("w2")
-    line.dispatcher.lost("w1")
-    line.serving("w3")
-    assert line.legs_sent_to("w2") == ["a~2"]
-    assert line.dispatcher.find("m").incarnation == "w3"
+    die(line, "w1", "w2")
+    die(line, "w2", "w3")
+    live(line, "w3", SETTLED_S + SWEEP_S)
+    assert line.legs_sent_to("w3") == ["a~3"]
+    line.serving("w4")
+    assert line.dispatcher.find("m").incarnation == "w4"
 
 
-def test_a_request_that_dies_alone_twice_is_guilty_and_refused_for_ten_minutes(line: Line) -> None:
+def kill_thrice(line: Line) -> tuple[Flight, Flight]:
+    """Of two requests one kills its workers, until it is not tried any more."""
     line.serving("w1")
     poison, other = board(line, "poison", "other")
-    assert die(line, "w1", "w2") == ["poison~2"]
-    assert die(line, "w2", "w3") == ["other~2"]  # the charged one goes last
-    line.say("w3", events("w3", "other~2", *TEXTS))
+    assert die(line, "w1", "w2") == ["poison~2", "other~2"]
+    prove(line, "w2", "other~2")
+    assert die(line, "w2", "w3") == ["other~3"]
+    prove(line, "w3", "other~3")
+    live(line, "w3", SETTLED_S + SWEEP_S)
     assert line.legs_sent_to("w3") == ["poison~3"]
-    assert die(line, "w3", "w4") == ["other~3"]
+    assert die(line, "w3", "w4") == ["other~4"]
+    prove(line, "w4", "other~4")
+    return poison, other
+
+
+def test_a_request_that_may_have_caused_three_deaths_is_guilty_and_refused_for_ten_minutes(
+    line: Line,
+) -> None:
+    poison, other = kill_thrice(line)
+    live(line, "w4", REMAND_S)
+    assert poison.terminal is None
+    live(line, "w4", SWEEP_S)
     assert code_of(poison) == Code.WORKER_CRASHED
-    line.say("w4", finished("w4", "other~3"))
+    assert line.legs_sent_to("w4") == []
+    line.say("w4", finished("w4", "other~4"))
     assert isinstance(other.terminal, Finished)
 
     again = replace(distinct("poison"), id="again", sampling=replace(request("a").sampling, seed=2))
@@ -264,87 +346,161 @@ def test_a_request_that_dies_alone_twice_is_guilty_and_refused_for_ten_minutes(l
         assert line.legs_sent_to("w4") == ["again"]
 
 
-def test_who_has_proven_itself_beside_a_suspect_that_dies_flies_on_unsuspected(line: Line) -> None:
-    line.serving("w1")
-    cleared, charged = board(line, "a", "b")
-    die(line, "w1", "w2")
-    line.say("w2", events("w2", "a~2", *TEXTS))
-    assert line.legs_sent_to("w2") == ["b~2"]
-    assert die(line, "w2", "w3") == ["a~3"]
-    assert (cleared.suspect, charged.suspect) == (False, True)
-    line.say("w3", events("w3", "a~3", *TEXTS))
-    assert line.legs_sent_to("w3") == ["b~3"]
+def test_while_one_awaits_its_verdict_newcomers_fly_but_not_its_equals(line: Line) -> None:
+    poison, _ = kill_thrice(line)
+    equal = line.board(replace(distinct("poison"), id="equal"))
+    board(line, "new")
+    assert line.legs_sent_to("w4") == ["new"]
+    live(line, "w4", REMAND_S + SWEEP_S)
+    assert [code_of(flight) for flight in (poison, equal)] == [Code.WORKER_CRASHED] * 2
 
 
-def test_a_charge_is_forgotten_when_its_request_gets_past_the_point(line: Line) -> None:
-    line.serving("w1")
-    [flight] = board(line, "a")
-    for number in range(1, 9, 2):  # each time it is charged, then gets through
+def test_a_death_without_it_saves_one_that_awaits_its_verdict(line: Line) -> None:
+    suspect, _ = kill_thrice(line)
+    live(line, "w4", REMAND_S - 1)
+    assert die(line, "w4", "w5") == ["other~5"]
+    line.say("w5", finished("w5", "other~5"))
+    live(line, "w5", REMAND_S - 1)
+    assert line.legs_sent_to("w5") == ["poison~4"]
+    prove(line, "w5", "poison~4")
+    assert (suspect.terminal, deaths_of(line, suspect)) == (None, 0)
+
+
+def test_deaths_without_a_cause_raise_the_bar_up_to_a_limit(line: Line) -> None:
+    line.serving("w0")
+    for number in range(2 * DEATHS_RAISED_MAX):
         die(line, f"w{number}", f"w{number + 1}")
-        [_] = die(line, f"w{number + 1}", f"w{number + 2}")
+    name = f"w{2 * DEATHS_RAISED_MAX}"
+    [flight] = board(line, "a")
+    deaths = 0
+    while flight.terminal is None:
+        live(line, name, SETTLED_S + SWEEP_S)
+        if flight.leg is not None:
+            deaths += 1
+            name, dead = f"x{deaths}", name
+            die(line, dead, name)
+    assert deaths == DEATHS_RAISED_MAX
+
+
+def test_the_death_of_a_worker_that_was_not_ready_says_nothing(line: Line) -> None:
+    line.hello("w1")
+    line.dispatcher.lost("w1")
+    assert not line.dispatcher.failover.suspects._deaths
+
+
+def test_of_two_that_kill_both_are_found(line: Line) -> None:
+    line.serving("w1")
+    both = board(line, "a", "b")
+    die(line, "w1", "w2")
+    die(line, "w2", "w3")
+    live(line, "w3", SETTLED_S + SWEEP_S)
+    assert line.legs_sent_to("w3") == ["a~3"]
+    die(line, "w3", "w4")
+    live(line, "w4", SETTLED_S + SWEEP_S)
+    assert line.legs_sent_to("w4") == ["b~3"]
+    die(line, "w4", "w5")
+    live(line, "w5", REMAND_S + SWEEP_S)
+    assert line.legs_sent_to("w5") == []
+    assert [code_of(flight) for flight in both] == [Code.WORKER_CRASHED] * 2
+
+
+def test_who_has_got_through_beside_one_that_dies_flies_on_unsuspected(line: Line) -> None:
+    line.serving("w1")
+    cleared, _ = board(line, "a", "b")
+    die(line, "w1", "w2")
+    prove(line, "w2", "a~2")
+    assert deaths_of(line, cleared) == 0
+    assert die(line, "w2", "w3") == ["a~3"]
+    assert not cleared.suspect
+
+
+def test_deaths_are_forgotten_when_the_request_gets_past_the_point(line: Line) -> None:
+    line.serving("w1")
+    [flight] = board(line, "a")
+    for number in range(1, 9):  # each time it dies twice, then gets through
+        name = f"w{number}"
         assert flight.leg is not None
-        line.say(f"w{number + 2}", events(f"w{number + 2}", flight.leg.id, *TEXTS))
+        die(line, flight.leg.worker, f"{name}a")
+        die(line, f"{name}a", f"{name}b")
+        live(line, f"{name}b", SETTLED_S + SWEEP_S)
+        assert flight.leg.worker == f"{name}b"
+        prove(line, f"{name}b", flight.leg.id)
     assert flight.terminal is None
-    assert line.dispatcher.failover.suspects.charges(flight) == 0
+    assert deaths_of(line, flight) == 0
 
 
-def test_who_was_charged_with_the_death_of_a_worker_that_wakes_is_acquitted(line: Line) -> None:
+def test_the_death_of_a_worker_that_wakes_is_withdrawn(line: Line) -> None:
     line.serving("w1")
     [flight] = board(line, "a")
     die(line, "w1", "w2")
-    charges = line.dispatcher.failover.suspects.charges
     for _ in range(3):
         line.clock.now += SILENT_S + 1
         line.dispatcher.sweep()
-        assert charges(flight) == 1
+        assert deaths_of(line, flight) == 2
         line.beat("w2")
-        assert charges(flight) == 0
+        assert deaths_of(line, flight) == 1
     assert flight.terminal is None
     assert flight.leg is not None
 
 
-def test_after_a_death_under_proven_flights_only_all_are_suspects_again(line: Line) -> None:
+def test_a_worker_that_is_silent_and_then_gone_has_died_once(line: Line) -> None:
     line.serving("w1")
-    flights = board(line, "a", "b")
+    [flight] = board(line, "a")
+    line.clock.now += SILENT_S + 1
+    line.dispatcher.sweep()
+    line.dispatcher.lost("w1")
+    assert deaths_of(line, flight) == 1
+    assert len(line.dispatcher.failover.suspects._deaths) == 1
+
+
+def test_the_death_of_one_model_says_nothing_of_another(line: Line) -> None:
+    line.serving("w1")
+    [flight] = board(line, "a")
+    for number in range(5):
+        line.serving(f"o{number}", "another")
+        line.dispatcher.lost(f"o{number}")
     die(line, "w1", "w2")
-    line.say("w2", events("w2", "a~2", *TEXTS))
-    line.say("w2", events("w2", "b~2", *TEXTS))
-    assert [flight.suspect for flight in flights] == [False, False]
-    assert die(line, "w2", "w3") == ["a~3"]
-    assert [flight.suspect for flight in flights] == [True, True]
+    die(line, "w2", "w3")
+    live(line, "w3", SETTLED_S + SWEEP_S)
+    die(line, "w3", "w4")
+    live(line, "w4", REMAND_S + SWEEP_S)
+    assert code_of(flight) == Code.WORKER_CRASHED
 
 
 def test_nobody_is_suspected_when_a_worker_says_goodbye(line: Line) -> None:
     line.serving("w1")
-    board(line, "a", "b")
+    flights = board(line, "a", "b")
     line.dispatcher.hear("w1", Goodbye(incarnation="w1", reason="asked to stop"))
     assert die(line, "nobody", "w2") == ["a~2", "b~2"]
+    assert not any(flight.suspect for flight in flights)
 
 
-def test_the_charges_against_requests_are_bounded(line: Line) -> None:
+def test_deaths_and_verdicts_that_are_remembered_are_bounded(line: Line) -> None:
     suspects = line.dispatcher.failover.suspects
     line.serving("w", rows=10)
     [flight] = board(line, "a")
-    flight.suspect = True
     for number in range(2 * REMEMBERED_MAX):
         flight.fingerprint = b"%d" % number
-        assert suspects.died([flight]) == flight.fingerprint
-    assert suspects.charges(flight) == 1
-    assert len(suspects._charges) == REMEMBERED_MAX
+        suspects.died(f"w{number}", "m", [flight])
+        suspects.convict(flight)
+        suspects.died(f"x{number}", "m", [])
+    assert len(suspects._guilty) == REMEMBERED_MAX
+    assert len(suspects._deaths) == DEATHS_REMEMBERED_MAX
 
 
 def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
     one = distinct("a")
     same = replace(one, id="b", incarnation="g2", resume=[1], sampling=replace(one.sampling, seed=9))
-    assert fingerprint(one) == fingerprint(same)
-    assert fingerprint(replace(one, sampling=replace(one.sampling, logit_bias={7: 1.0, 3: 2.0})))
-    assert fingerprint(replace(one, template_kwargs={"n": 2**70})) == b""  # cannot be sent either
+    assert fingerprint(one, "m") == fingerprint(same, "m")
+    assert fingerprint(one, "m") != fingerprint(one, "another")
+    assert fingerprint(replace(one, sampling=replace(one.sampling, logit_bias={7: 1.0, 3: 2.0})), "m")
+    assert fingerprint(replace(one, template_kwargs={"n": 2**70}), "m") == b""  # cannot be sent either
     for other in (
         replace(one, prompt="b"),
         replace(one, max_tokens=3),
         replace(one, sampling=replace(one.sampling, temperature=1.0)),
     ):
-        assert fingerprint(other) != fingerprint(one)
+        assert fingerprint(other, "m") != fingerprint(one, "m")
 
 
 # --- what the line has lost --------------------------------------------------------------------------
@@ -460,102 +616,3 @@ def test_a_row_that_no_flight_knows_is_cancelled_when_two_beats_have_named_it(li
     assert line.sent_to("w") == [cancel("stray")]
     beats(line, 1, "a")
     assert line.sent_to("w") == []
-
-
-# --- any poison among any innocents ------------------------------------------------------------------
-
-
-class Works:
-    """A worker that makes a token of every row in each step and dies over the poisoned one's fatal token.
-
-    What it said in its last `tail` steps is lost with it.
-    """
-
-    def __init__(self, line: Line, fatal: int, tail: int, tokens: int) -> None:
-        self.line, self.fatal, self.tail, self.tokens = line, fatal, tail, tokens
-        self.deaths = 0
-        self._start()
-
-    def _start(self) -> None:
-        self.name = f"w{self.deaths}"
-        self.rows: dict[str, list[int]] = {}
-        self.unsaid: list[list[Delta]] = []
-        self.line.serving(self.name, rows=64)
-
-    def step(self, pulled: bool = False) -> None:
-        for message in self.line.sent_to(self.name):
-            if isinstance(message, Generate):
-                self.rows[message.id] = [len(message.resume), 0]
-            elif isinstance(message, Cancel):
-                self.rows.pop(message.id, None)
-        poisoned = [at for id, (at, _) in self.rows.items() if id.startswith("poison")]
-        if pulled or self.fatal in poisoned:
-            self.deaths += 1
-            self.line.dispatcher.lost(self.name)
-            self._start()
-            return
-        said = []
-        for id, row in self.rows.items():
-            if row[0] < self.tokens:
-                said.append(Delta(id=id, sequence=row[1], tokens=[row[0]], text=f"{row[0]} "))
-                row[0], row[1] = row[0] + 1, row[1] + 1
-        self.unsaid.append(said)
-        if len(self.unsaid) > self.tail or not said:
-            self._say()
-
-    def _say(self) -> None:
-        for deltas in self.unsaid[: max(1, len(self.unsaid) - self.tail)]:
-            self.line.say(self.name, replace(events(self.name, "x"), deltas=deltas))
-        del self.unsaid[: max(1, len(self.unsaid) - self.tail)]
-        if not any(self.unsaid):
-            for id in [id for id, row in self.rows.items() if row[0] == self.tokens]:
-                del self.rows[id]
-                self.line.say(self.name, finished(self.name, id, self.tokens))
-
-
-TOKENS = 9
-
-
-@given(
-    before=st.integers(0, 8),
-    after=st.integers(0, 8),
-    fatal=st.integers(0, TOKENS - 1),
-    tail=st.integers(0, PROVEN_DELTAS - 1),
-    copies=st.integers(1, 3),
-    start=st.integers(0, 6),
-)
-def test_poison_costs_three_deaths_at_most_and_no_innocent_anything(
-    before: int, after: int, fatal: int, tail: int, copies: int, start: int
-) -> None:
-    line = Line(waiting_max=64)
-    works = Works(line, fatal, tail, TOKENS)
-    innocents = board(line, *(f"i{number}" for number in range(before)))
-    for _ in range(start):
-        works.step()
-    poison = [line.board(replace(request(f"poison{n}"), prompt="poison")) for n in range(copies)]
-    innocents += board(line, *(f"i{number}" for number in range(before, before + after)))
-    for _ in range(60 * (2 + len(innocents))):
-        works.step()
-    assert [code_of(flight) for flight in poison] == [Code.WORKER_CRASHED] * copies
-    assert works.deaths <= 3
-    for flight in innocents:
-        assert isinstance(flight.terminal, Finished)
-        assert text_of(flight) == "".join(f"{number} " for number in range(TOKENS))
-
-
-@given(st.lists(st.integers(0, 12), max_size=12), st.integers(1, 6), st.integers(0, 2))
-def test_who_is_unlucky_twice_without_having_been_alone_both_times_survives(
-    instants: list[int], count: int, tail: int
-) -> None:
-    """The plug is pulled at any instants, at most once in the time that those aboard need to get through."""
-    line = Line(waiting_max=64)
-    works = Works(line, -1, tail, TOKENS)
-    flights = board(line, *(f"i{number}" for number in range(count)))
-    through = count * (PROVEN_DELTAS + tail + 2)
-    for instant in instants:
-        for _ in range(through + instant):
-            works.step()
-        works.step(pulled=True)
-    for _ in range(60 * (2 + count)):
-        works.step()
-    assert [text_of(flight) for flight in flights] == ["".join(f"{n} " for n in range(TOKENS))] * count
