@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ class MemoryLink:
     def __init__(self) -> None:
         self.heard: list[Callable[..., None]] = []
         self.closed = False
+        self.errors: Counter[str] = Counter()
 
     def start(self, hear: Callable[..., None], lost: Callable[..., None]) -> None:
         self.heard = [hear, lost]
