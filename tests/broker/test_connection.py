@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import resource
 import socket
@@ -279,7 +280,9 @@ def test_who_says_nothing_is_not_waited_for(said: bytes) -> None:
         async with serving(body_s_max=SOON_S) as server:
             client = await server.client()
             client.send(said)
-            assert await client.rest() == b""
+            # What is said to a connection that is closed already is answered with a reset.
+            with contextlib.suppress(ConnectionResetError):
+                assert await client.rest() == b""
 
     run(talk())
 
