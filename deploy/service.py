@@ -186,7 +186,11 @@ def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
 
 def reload(manager: Manager) -> list[str]:
     """Have the installed worker end its requests and start anew; the gateway keeps those that it cannot end
-    in time for the next one. The files of what was restarted: none where nothing is installed."""
+    in time for the next one. The files of what was restarted: none where nothing is installed.
+
+    The manager ends the old one first, so nobody asks beforehand whether two would fit: whether the memory of
+    the old one has come back by then, the new one sees for itself before it loads.
+    """
     workers = [path.name for path in _installed(manager) if "worker" in path.name]
     if workers:
         manager.check()

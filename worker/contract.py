@@ -22,6 +22,10 @@ class ModelError(Exception):
     """A model that cannot be loaded, in words for the person who asked for it. Trying again is no help."""
 
 
+class NoRoomError(Exception):
+    """A model that does not fit beside what is in memory now. Trying again later may help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How one request's tokens are drawn, every choice made. Temperature 0 is greedy.

@@ -34,7 +34,19 @@ from protocol.messages import Capabilities, Generate
 from worker.caches.files import Blob
 from worker.caches.items import Shape
 from worker.config import Bytes, WorkerSettings
-from worker.contract import Cut, Draw, Facts, Likelihood, Model, ModelError, Piece, Prepared, Progress, Step
+from worker.contract import (
+    Cut,
+    Draw,
+    Facts,
+    Likelihood,
+    Model,
+    ModelError,
+    NoRoomError,
+    Piece,
+    Prepared,
+    Progress,
+    Step,
+)
 from worker.service import Service
 
 CONTEXT_LENGTH = 8192
@@ -257,10 +269,13 @@ class FakeLoader:
     load_s: float = 0.0
     images: bool = False
     broken: bool = False
+    crowded: bool = False
 
     def load(self, progress: Progress) -> Model:
         if self.broken:
             raise ModelError("scripted: the model cannot be loaded")
+        if self.crowded:
+            raise NoRoomError("scripted: there is no room for the model")
         for tenth in range(10):
             progress(tenth * 1000, 10_000)
             time.sleep(self.load_s / 10)
@@ -287,6 +302,7 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_nam
     drain_timeout_s: Annotated[float, Meta(ge=0, description="seconds that rows get to end")] = 10.0
     images: Annotated[bool, Meta(description="claims to take images")] = False
     broken: Annotated[bool, Meta(description="cannot be loaded")] = False
+    crowded: Annotated[bool, Meta(description="does not fit into memory now")] = False
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
 
 
@@ -299,7 +315,12 @@ def main() -> int:
     logs.setup("fake", "text", configured.log_level)
     lifeline.follow_parent()
     loader = FakeLoader(
-        configured.name, configured.step_ms, configured.load_s, configured.images, configured.broken
+        configured.name,
+        configured.step_ms,
+        configured.load_s,
+        configured.images,
+        configured.broken,
+        configured.crowded,
     )
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,

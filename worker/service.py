@@ -45,12 +45,12 @@ from protocol.messages import (
     Welcome,
     new_incarnation,
 )
-from protocol.settings import EXIT_CONFIGURATION
 from worker.commands import Clear, Command, Drop, Stop, Submit
 from worker.company import Company
 from worker.config import WorkerSettings
 from worker.contract import Facts, Loader, Model, ModelError
 from worker.counters import Counters
+from worker.exits import EXIT_BROKEN, status_of
 from worker.ledger import Ledger
 from worker.loop import Loop
 from worker.outbox import Outbox
@@ -61,8 +61,6 @@ from worker.scheduler import Policy, Scheduler
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
-EXIT_BROKEN = 70
-"""sysexits' EX_SOFTWARE: a fresh process is the cure."""
 STOP_WAIT_S = 2.0
 _SENDS_AT_ONCE = 256
 _UNSENT_RETRY_MS = 5
@@ -220,12 +218,7 @@ class Service:
 
     def _end_of_model(self) -> int:
         self._send_all()
-        failure = self._failure
-        if isinstance(failure, ModelError):
-            log.error("%s", failure)
-            return EXIT_CONFIGURATION
-        log.critical("the model thread ended: %r", failure, exc_info=failure)
-        return EXIT_BROKEN
+        return status_of(self._failure)
 
     def _close(self) -> None:
         if self._pool is not None:

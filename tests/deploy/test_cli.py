@@ -16,6 +16,7 @@ from deploy.cli import KEY_FILES, app
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
 from tests.deploy.told import Begin, Told
+from tests.system import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -290,3 +291,14 @@ def test_a_reload_is_answered_by_the_serve_at_that_port(begin: Begin, tmp_path: 
         told.signal(signal.SIGTERM)
         assert told.wait() == 0
     assert not (tmp_path / "roundhouse" / "serve-8765").exists()
+
+
+def test_a_model_that_the_machine_cannot_hold_ends_serve_for_good(begin: Begin, tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    env |= {"ROUNDHOUSE_MEMORY_LIMIT_BYTES": "1000000"}
+    words = [sys.executable, "-m", "deploy", "serve", "--port", str(free_port())]
+    serve = begin(words, cwd=tmp_path, env=env)
+    assert serve.wait() == 78
+    said = "\n".join(serve.lines)
+    assert "pocket: its weights take" in said
+    assert said.count("worker runs as pid") == 1

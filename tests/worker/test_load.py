@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker import memory
-from worker.contract import Draw
+from worker.contract import Draw, NoRoomError
+from worker.memory import Memory
 from worker.models import load
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.models.load import ModelLoader
@@ -117,8 +119,56 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
     assert "its weights take 1.7 MB, and of 1.8 MB there may be used 1.6 MB" in message
     assert "smaller" in message
     assert "its weights" in failure(folder, memory_limit_bytes=2 * size, memory_headroom=0.6)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory, "look", lambda: Memory(total=1000, free=1000))
     assert "0.0 MB" in failure(folder)
+
+
+def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+    """What is found free at each look; at further ones, what was found last."""
+    found = iter(free)
+    monkeypatch.setattr(memory, "ROOM_LOOK_S", 0.0)
+    monkeypatch.setattr(memory, "look", lambda: Memory(total=2**30, free=next(found, free[-1])))
+
+
+def test_a_model_is_loaded_once_there_is_room_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory_becomes_free(monkeypatch, 0, 1000, 2000, 2**28)
+    model = ModelLoader(str(model_folder("dense"))).load(nothing)
+    assert model.facts.cache_bytes_max is not None
+    assert model.facts.cache_bytes_max < 2**28
+    assert caplog.text.count("waiting for memory") == 1
+
+
+def test_a_model_without_room_is_not_loaded_and_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_becomes_free(monkeypatch, 1000)
+    monkeypatch.setattr(memory, "ROOM_WAIT_S", 0.01)
+    monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
+    with pytest.raises(NoRoomError, match="Close other programs"):
+        ModelLoader(str(model_folder("dense"))).load(nothing)
+
+
+APPLE = {"max_recommended_working_set_size": 48 * 2**30}
+NVIDIA = {"total_memory": 80 * 2**30, "free_memory": 30 * 2**30}
+
+
+@pytest.mark.parametrize(
+    ("device", "wired", "found"),
+    [
+        (APPLE, 4, Memory(48 * 2**30, 48 * 2**30)),
+        (APPLE, 40, Memory(48 * 2**30, 24 * 2**30)),
+        (NVIDIA, 0, Memory(80 * 2**30, 30 * 2**30)),
+        ({}, 0, Memory(64 * 2**30, 50 * 2**30)),
+    ],
+    ids=["Apple", "Apple with much wired", "NVIDIA", "no GPU"],
+)
+def test_what_there_is_depends_on_the_machine(
+    device: dict[str, int], wired: int, found: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = SimpleNamespace(total=64 * 2**30, available=50 * 2**30, wired=wired * 2**30)
+    monkeypatch.setattr(memory.mx, "device_info", lambda: device)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: machine)
+    assert memory.look() == found
 
 
 def test_a_model_that_just_fits_is_loaded() -> None:
@@ -129,7 +179,8 @@ def test_a_model_that_just_fits_is_loaded() -> None:
 
 
 def test_the_machine_has_memory() -> None:
-    assert memory.available_bytes() > 2**20
+    found = memory.look()
+    assert 2**20 < found.free <= found.total
 
 
 # --- compilers -----------------------------------------------------------------------------------------

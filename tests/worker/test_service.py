@@ -35,6 +35,7 @@ from protocol.messages import (
 )
 from protocol.settings import EXIT_CONFIGURATION
 from tests.system import Process
+from worker.exits import EXIT_NO_ROOM
 from worker.fake import TOKEN_BYTES
 from worker.ledger import BLOCK_TOKENS
 
@@ -397,6 +398,15 @@ def test_a_worker_that_is_told_to_stop_says_goodbye_and_ends_well(gateway: Gatew
     process.kill(signal.SIGTERM)
     gateway.until(Goodbye)
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize(("flag", "status"), [("--broken", EXIT_CONFIGURATION), ("--crowded", EXIT_NO_ROOM)])
+def test_a_worker_without_a_model_says_by_its_status_whether_to_try_again(
+    flag: str, status: int, start: Start
+) -> None:
+    process = start(flag)
+    assert process.wait() == status
+    assert "error: scripted: " in process.log()
 
 
 def test_a_worker_that_keeps_failing_ends_so_that_it_is_started_anew(gateway: Gateway, start: Start) -> None:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.contract import Draw, Engine, Facts, Model, ModelError, Progress
+from worker.contract import Draw, Engine, Facts, Model, ModelError, NoRoomError, Progress
 from worker.models.config import ModelConfig, read_config, require_known
 from worker.models.fingerprint import fingerprint
 from worker.models.source import find_folder, name_of, weight_files
@@ -79,18 +79,28 @@ class ModelLoader:
         return config
 
     def _budget(self, weight_bytes: int) -> Budget:
-        """What the process may take. Raises `ModelError` if that is too little for the weights."""
-        from worker.memory import Budget, available_bytes
+        """What the process may take. Raises `ModelError` if the machine can never hold the weights, and
+        `NoRoomError` if it cannot just now."""
+        from worker.memory import Budget, await_room, look
 
         limit = self._memory_limit_bytes
-        budget = Budget(available_bytes() if limit is None else limit, self._memory_headroom)
-        if weight_bytes > budget.usable:
+        most = Budget(look().total if limit is None else limit, self._memory_headroom)
+        if weight_bytes > most.usable:
             raise ModelError(
-                f"{self.name}: its weights take {_gb(weight_bytes)}, and of {_gb(budget.limit)} there may be "
-                f"used {_gb(budget.usable)}. Choose a smaller or more strongly quantized model, or close "
-                "other programs."
+                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized model."
             )
+        if limit is not None:
+            return most
+        budget = await_room(weight_bytes, self._memory_headroom)
+        if weight_bytes > budget.usable:
+            raise NoRoomError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
         return budget
+
+    def _too_large(self, weight_bytes: int, budget: Budget) -> str:
+        return (
+            f"{self.name}: its weights take {_gb(weight_bytes)}, and of {_gb(budget.limit)} there may be "
+            f"used {_gb(budget.usable)}."
+        )
 
     def _attempt(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
         """The model, or why there is none."""
