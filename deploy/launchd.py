@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from deploy import serve
-from deploy.service import FILES_MAX, Job, Run, ServiceError, Status, must, run_command
+from deploy.service import COMMAND_S_MAX, FILES_MAX, Job, Run, ServiceError, Status, must, run_command
 from deploy.stderr import last_words
 
 PREFIX = "mlx-roundhouse."
@@ -113,21 +113,24 @@ class Launchd:
 
     def unload(self, names: Collection[str]) -> None:
         for name in names:
-            pid = self._status(name).pid
+            pid, end_s_max = self._status(name).pid, self._exit_timeout_s(name) + _KILL_WAIT_S
             # It may say that the job is still ending, or not there: whether it has gone is seen below.
-            self._run(["launchctl", "bootout", self._target(name)])
+            self._run(["launchctl", "bootout", self._target(name)], COMMAND_S_MAX + end_s_max)
             if pid is not None:
-                _await_end(pid, self._exit_timeout_s(name) + _KILL_WAIT_S)
+                _await_end(pid, end_s_max)
             deadline = time.monotonic() + _LET_GO_S_MAX
             while self._print(name) is not None:  # asking takes its time: no need for a pause
                 if time.monotonic() > deadline:
                     raise ServiceError(f"launchd does not let go of {name}")
 
     def _exit_timeout_s(self, name: str) -> float:
+        """What the job gets to end. The file may be newer than the job, which goes by what launchd knows."""
+        told = dict(_TOP_LEVEL.findall(self._print(name) or "")).get("exit timeout", "")
         try:
-            return float(plistlib.loads((self.folder / name).read_bytes())["ExitTimeOut"])
+            written = float(plistlib.loads((self.folder / name).read_bytes())["ExitTimeOut"])
         except (OSError, ValueError, KeyError, TypeError, plistlib.InvalidFileException):
-            return 0.0
+            written = 0.0
+        return max(written, float(told) if told.isdigit() else 0.0)
 
     def forget(self) -> None:
         """launchd keeps nothing of a file that is gone."""

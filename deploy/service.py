@@ -10,15 +10,17 @@ remembers it, so what is found there is what is replaced, shown and removed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
 
@@ -94,17 +96,22 @@ class Manager(Protocol):
         """What a person should know after an installation."""
 
 
-Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
-
-
-def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+class Run(Protocol):
     """Runs one of the manager's commands. Raises `ServiceError` when it is not there or does not end."""
+
+    def __call__(
+        self, words: Sequence[str], within_s: float = COMMAND_S_MAX
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+def run_command(words: Sequence[str], within_s: float = COMMAND_S_MAX) -> subprocess.CompletedProcess[str]:
+    """See `Run`."""
     if shutil.which(words[0]) is None:
         raise ServiceError(f"{words[0]} is not on this machine")
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False)
+        return subprocess.run(words, capture_output=True, text=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ServiceError(f"{' '.join(words)} did not end within {COMMAND_S_MAX:g} s") from error
+        raise ServiceError(f"{' '.join(words)} did not end within {within_s:g} s") from error
 
 
 def must(done: subprocess.CompletedProcess[str]) -> str:
@@ -118,20 +125,34 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     """The jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
     given, children = serve.read(argv, environ)
+    config = serve.config_file(argv, environ)
     return [
         Job(
             name=child.name,
             argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
             environment=_kept(child.env),
             folder=Path.cwd(),  # where relative paths among the settings lead
-            stop_timeout_s=given.stop_timeout_s
-            + (given.drain_timeout_s or 0.0 if child.name == "worker" else 0.0),
+            stop_timeout_s=given.stop_timeout_s + _drain_s(child.name, given, environ, config),
             starts_max=given.deaths_max + 1,
             window_s=RestartLimits().window_s,
-            address=_address(given, serve.config_file(argv, environ)) if child.name == "gateway" else None,
+            address=_address(given, config) if child.name == "gateway" else None,
         )
         for child in children
     ]
+
+
+def _drain_s(name: str, given: serve.ServeSettings, environ: Mapping[str, str], config: str | None) -> float:
+    """What the requests of this job may get to end, at the most, whoever told it so: `serve` tells the worker
+    alone, a section of the file and the variable whomever they concern."""
+    own = tomllib.loads(Path(config).read_text()).get(name) if config else None
+    told: list[Any] = [own.get("drain_timeout") if isinstance(own, dict) else None]
+    told.append(given.drain_timeout_s if name == "worker" else environ.get("ROUNDHOUSE_DRAIN_TIMEOUT"))
+    longest = serve.DRAIN_TIMEOUT_S
+    for value in told:
+        # What is no number is for the job itself to refuse.
+        with contextlib.suppress(TypeError, ValueError):
+            longest = max(longest, float(value))
+    return longest
 
 
 def _kept(environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from deploy.service import FILES_MAX, Job, Run, ServiceError, Status, must, run_command
+from deploy.service import COMMAND_S_MAX, FILES_MAX, Job, Run, ServiceError, Status, must, run_command
 from protocol.settings import EXIT_CONFIGURATION
 
 PREFIX = "roundhouse-"
@@ -18,6 +19,7 @@ BACKLOG = 2048
 FILES_HARD_MAX = 65536
 RESTART_S = 0.5
 
+_STOP = re.compile(r"^TimeoutStopSec=([0-9.]+)$", re.MULTILINE)
 _PROPERTIES = ("LoadState", "MainPID", "ExecMainCode", "ExecMainStatus", "NRestarts", "Result")
 
 
@@ -52,11 +54,11 @@ class Systemd:
         # Sockets come with their services: one that has changed is bound anew while its service is down, and
         # one that has not goes on listening meanwhile.
         if changed:
-            must(self._systemctl("restart", *changed))
+            must(self._systemctl("restart", *changed, within_s=self._end_s_max(changed)))
         must(self._systemctl("start", *names))
 
     def unload(self, names: Collection[str]) -> None:
-        must(self._systemctl("disable", "--now", *names))
+        must(self._systemctl("disable", "--now", *names, within_s=self._end_s_max(names)))
         self._systemctl("reset-failed", *names)  # fails where nothing has
 
     def forget(self) -> None:
@@ -81,8 +83,14 @@ class Systemd:
     def _show(self, name: str) -> str:
         return must(self._systemctl("show", f"--property={','.join(_PROPERTIES)}", name))
 
-    def _systemctl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._run(["systemctl", "--user", *words])
+    def _systemctl(self, *words: str, within_s: float = COMMAND_S_MAX) -> subprocess.CompletedProcess[str]:
+        return self._run(["systemctl", "--user", *words], within_s)
+
+    def _end_s_max(self, names: Collection[str]) -> float:
+        """How long a command may take that stops these, one after another: it waits until they have ended."""
+        units = [self.folder / name for name in names]
+        found = [_STOP.search(unit.read_text()) for unit in units if unit.exists()]
+        return COMMAND_S_MAX + sum(float(told[1]) for told in found if told)
 
 
 def for_this_user() -> Systemd:

@@ -95,6 +95,7 @@ class Agent:
     def describe(self) -> str:
         """As `launchctl print` does, with a nested part that names the same things."""
         lines = [f"{DOMAIN}/{self.plist['Label']} = {{", "\tactive count = 1"]
+        lines += [f"\texit timeout = {self.plist['ExitTimeOut']}"]
         lines += [f"\tstate = {'running' if self.pid else 'not running'}"]
         lines += ["\tendpoints = {", "\t\tpid = 1", "\t\tstate = active", "\t}"]
         lines += [f"\tpid = {self.pid}"] if self.pid else []
@@ -116,7 +117,7 @@ class Agents:
         self.commands: list[str] = []
         self._throttle_s = throttle_s
 
-    def __call__(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, words: Sequence[str], within_s: float = END_S_MAX) -> subprocess.CompletedProcess[str]:
         assert words[0] == "launchctl"
         verb, target, *rest = words[1:]
         if verb != "print":

@@ -8,15 +8,19 @@ import stat
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from broker.config import GatewaySettings
 from deploy import serve
 from deploy.cli import KEY_FILES, app
+from protocol import settings
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
 from tests.deploy.told import Begin, Told
 from tests.system import free_port
+from worker.config import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,6 +88,47 @@ def test_each_child_gets_the_flags_that_are_its_own() -> None:
         "gateway": [*common, "--host=0.0.0.0", "--port=9", "--max-waiting=0", *logs],
         "worker": [*common, "--model=some/model", "--max-running=4", *logs],
     }
+
+
+def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
+    """Some value of a setting, on a command line."""
+    match kind:
+        case msgspec.inspect.Metadata(inner):
+            return a_value_for(name, inner)
+        case msgspec.inspect.UnionType(types):
+            return a_value_for(name, next(t for t in types if not isinstance(t, msgspec.inspect.NoneType)))
+        case msgspec.inspect.LiteralType(values):
+            return str(values[-1])
+        case msgspec.inspect.IntType(ge=low):
+            return str((low or 0) + 3)
+        case msgspec.inspect.FloatType():
+            return "2.5"
+        case msgspec.inspect.BoolType():
+            return "true"
+        case msgspec.inspect.VarTupleType():
+            return "https://a,https://b"
+        case _:
+            return f"/some/{name}"
+
+
+def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
+    fields = {f.name: f for f in msgspec.inspect.type_info(serve.ServeSettings).fields}  # type: ignore[attr-defined]
+    shared = dict.fromkeys((*serve.GATEWAY_FLAGS, *serve.WORKER_FLAGS))
+    values = {name: a_value_for(name, fields[name].type) for name in shared}
+    assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
+    words = [
+        f"--{fields[name].encode_name.replace('_', '-')}={value}"
+        for name, value in values.items()
+        if name != "insecure_no_keys"
+    ]
+    given, _ = serve.read([*words, "--insecure-no-keys"], {})
+    told = flags([*words, "--insecure-no-keys"])
+    gateway = settings.read(GatewaySettings, "gateway", told["gateway"], {}, program="", about="")
+    worker = settings.read(WorkerSettings, "worker", told["worker"], {}, program="", about="")
+    for names, child in ((serve.GATEWAY_FLAGS, gateway), (serve.WORKER_FLAGS, worker)):
+        for name in names:
+            assert getattr(given, name) not in (None, ())
+            assert getattr(child, name) == getattr(given, name), name
 
 
 def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) -> None:

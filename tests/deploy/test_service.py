@@ -23,7 +23,7 @@ from deploy import service
 from deploy.cli import app
 from deploy.launchd import Launchd
 from deploy.launchd import read_status as read_launchd
-from deploy.service import Job, ServiceError, Status
+from deploy.service import COMMAND_S_MAX, Job, ServiceError, Status
 from deploy.systemd import Systemd, service_unit
 from deploy.systemd import read_status as read_systemd
 from protocol import lifeline
@@ -93,7 +93,7 @@ def test_the_gateways_plist_key_by_key(tmp_path: Path, environ: dict[str, str]) 
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 5,
-        "ExitTimeOut": 8,
+        "ExitTimeOut": 18,
         "ProcessType": "Interactive",
         "SoftResourceLimits": {"NumberOfFiles": 8192},
         "StandardOutPath": str(logs / "gateway.log"),
@@ -177,7 +177,7 @@ def test_the_units_say_what_systemd_is_to_do(tmp_path: Path, environ: dict[str, 
             "RestartSec": "0.5",
             "RestartPreventExitStatus": "78",
             "KillMode": "mixed",
-            "TimeoutStopSec": "7.5",
+            "TimeoutStopSec": "17.5",
             "LimitNOFILE": "8192:65536",
             "UMask": "0077",
         }
@@ -228,8 +228,13 @@ class Systemctl:
         self.active: set[str] = set()
         self.starts: list[str] = []
         self.refuses = ""
+        self.patience_s: dict[str, float] = {}
+        """How long the last command of each kind was waited for."""
 
-    def __call__(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, words: Sequence[str], within_s: float = COMMAND_S_MAX
+    ) -> subprocess.CompletedProcess[str]:
+        self.patience_s[words[2]] = within_s
         assert words[:2] == ["systemctl", "--user"]
         verb, names = words[2], [word for word in words[3:] if not word.startswith("--")]
         if verb == self.refuses:
@@ -303,10 +308,51 @@ def test_a_reload_restarts_the_worker_alone(
     assert systemctl.starts == [WORKER]
 
 
-def test_a_worker_that_has_longer_to_end_its_requests_is_killed_later(environ: dict[str, str]) -> None:
-    gateway, worker = service.read(["--drain-timeout", "60"], environ)
-    assert worker.stop_timeout_s == gateway.stop_timeout_s + 60
-    assert "--drain-timeout=60.0" in worker.argv
+@pytest.mark.parametrize(
+    ("way", "gateway_s", "worker_s"),
+    [("nowhere", 10, 10), ("flag", 10, 600), ("variable", 600, 600), ("serve", 10, 600), ("worker", 10, 600),
+     ("gateway", 600, 10)],
+)  # fmt: skip
+def test_who_has_longer_to_end_requests_is_killed_later(
+    way: str, gateway_s: float, worker_s: float, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text(f"[{way}]\ndrain_timeout = 600" if way in ("serve", "worker", "gateway") else "")
+    flags = ["--stop-timeout=7", "--config", str(file), *(["--drain-timeout=600"] if way == "flag" else [])]
+    if way == "variable":
+        environ |= {"ROUNDHOUSE_DRAIN_TIMEOUT": "600"}
+    jobs = {job.name: job for job in service.read(flags, environ)}
+    assert jobs["gateway"].stop_timeout_s == 7 + gateway_s
+    assert jobs["worker"].stop_timeout_s == 7 + worker_s
+    agents = plists(tmp_path, flags, environ)
+    assert agents["mlx-roundhouse.worker"]["ExitTimeOut"] == 7 + worker_s
+    assert parse(units(tmp_path, flags, environ)[WORKER])["Service"]["TimeoutStopSec"] == [f"{7 + worker_s}"]
+
+
+def test_whoever_stops_a_worker_that_drains_for_long_waits_as_long(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    service.install(manager, service.read(["--drain-timeout=600"], environ))
+    service.reload(manager)
+    assert systemctl.patience_s["restart"] > 600
+    service.remove(manager)
+    assert systemctl.patience_s["disable"] > 600
+    assert systemctl.patience_s["daemon-reload"] == COMMAND_S_MAX
+
+
+def test_a_job_that_runs_is_given_what_launchd_knows_of_it_though_its_file_is_newer(tmp_path: Path) -> None:
+    waits = {}
+
+    def launchctl(words: Sequence[str], within_s: float = 0.0) -> subprocess.CompletedProcess[str]:
+        waits[words[1]] = within_s
+        known = words[1] == "print" and "bootout" not in waits
+        return subprocess.CompletedProcess(words, 0 if known else 113, "x = {\n\texit timeout = 600\n}", "")
+
+    manager = Launchd(tmp_path, {}, 501, launchctl)
+    manager.folder.mkdir(parents=True)
+    (manager.folder / "mlx-roundhouse.worker.plist").write_bytes(plistlib.dumps({"ExitTimeOut": 20}))
+    manager.unload(["mlx-roundhouse.worker.plist"])
+    assert waits["bootout"] > 600
 
 
 def test_removed_nothing_is_left_and_files_of_others_are(
