@@ -24,6 +24,8 @@ UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 
 # The only places that may catch everything: a thread's or process's loop, and the boundary of one request.
 BOUNDARIES = {
+    "broker/link.py",
+    "worker/failures.py",
     "worker/loop.py",
     "worker/pool.py",
     "worker/reuse.py",
