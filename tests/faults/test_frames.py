@@ -21,5 +21,5 @@ def test_a_worker_lives_on_whatever_a_gateway_says(tmp_path: Path) -> None:
     outcome = frames.at_worker(tmp_path, FRAMES, seed=20)
     assert outcome.wrong == []
     assert outcome.answered == FRAMES // frames.BATCH
-    assert outcome.heard["Accepted"] > 2 * outcome.answered
-    assert outcome.heard.keys() >= {"Hello", "CacheCleared", "Failed", "Finished"}
+    assert outcome.heard["Accepted"] > outcome.answered
+    assert outcome.heard.keys() >= {"Hello", "CacheCleared", "Finished"}

@@ -1,0 +1,154 @@
+"""Bodies that no client should send: what is right, and what can be done to it as a document and as bytes."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 17, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308,
+    float("nan"), float("inf"), "", "x", "\x00", "\ud800", "é" * 300, "null", "1", [], [[]], [None], [1, "a"],
+    {}, {"": {}}, {"type": "text"}, {"type": "image_url", "image_url": "data:image/png;base64,AAAA"},
+    {"type": "nothing"}, [{"role": "user"}], "data:,", ["a"] * 40, "a" * 5000,
+)  # fmt: skip
+ENCODINGS = ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "cp037", "utf-7")
+
+
+def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Path and body: what is right, with as many parameters as there are."""
+    common = {
+        "model": "fake", "max_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
+        "seed": 7, "stop": ["never said"], "ignore_eos": False, "n": 1, "logit_bias": {"5": -1.5},
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "priority": 0,
+        "cache_salt": "salt", "cache_pin": False, "user": "somebody",
+    }  # fmt: skip
+    function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "two words"}], "name": "n"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+        {"role": "user", "content": "and now"},
+    ]
+    more = {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
+    chat = {"messages": talk, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3, **more}
+    chat |= {"response_format": {"type": "text"}, "chat_template_kwargs": {"a": 1}, "enable_thinking": False}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    plain = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    text = {"prompt": ["one", "two"], "logprobs": 2, "best_of": 1, "echo": False, "suffix": ""}
+    return [
+        (CHAT, common | chat), (CHAT, common | chat | streamed), (CHAT, plain), (CHAT, plain | streamed),
+        (TEXT, common | text), (TEXT, common | text | streamed), (TEXT, {"prompt": "a b", "max_tokens": 2}),
+    ]  # fmt: skip
+
+
+def value(dice: random.Random) -> Any:
+    """Any; a copy, since what is inside may be changed in its turn."""
+    return copy.deepcopy(dice.choice(VALUES))
+
+
+def change_one_field(dice: random.Random, body: dict[str, Any]) -> str:
+    """Its name."""
+    name = dice.choice(sorted(body))
+    body[name] = value(dice)
+    return name
+
+
+def change_places(dice: random.Random, body: dict[str, Any]) -> None:
+    """Values of any kind, anywhere; some go, and some come that nobody knows."""
+    for _ in range(dice.choice((1, 1, 2, 5))):
+        place: Any = body
+        while True:
+            keys = sorted(place) if isinstance(place, dict) else range(len(place))
+            key = dice.choice(keys) if keys else None
+            inside = place[key] if key is not None else None
+            if not isinstance(inside, dict | list) or not inside or dice.random() < 0.3:
+                break
+            place = inside
+        match dice.randrange(4):
+            case 0 if isinstance(place, dict):
+                place[dice.choice(("unknown", "", "\x00", "messages", "n" * 900))] = value(dice)
+            case 1 if key is not None:
+                del place[key]
+            case _ if key is not None:
+                place[key] = value(dice)
+
+
+def write(body: dict[str, Any]) -> bytes:
+    # Lone surrogates go as escapes; NaN and Infinity as Python writes them.
+    return json.dumps(body, ensure_ascii=True).encode()
+
+
+def nest(dice: random.Random, text: bytes) -> bytes:
+    depth = dice.choice((10, 500, 1000, 30_000))
+    opening, closing = dice.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"":', b"}]")))
+    deep = opening * depth + b"1" + closing * dice.choice((depth, depth - 1, 0))
+    return text[:-1] + b', "%b": ' % dice.choice((b"messages", b"unknown", b"tools", b"stop")) + deep + b"}"
+
+
+def double_keys(dice: random.Random, text: bytes) -> bytes:
+    second = json.dumps(dice.choice(VALUES)).encode()
+    return text[:-1] + b', "%b": %b}' % (dice.choice((b"messages", b"n", b"stream", b"seed")), second)
+
+
+def write_huge_number(dice: random.Random, text: bytes) -> bytes:
+    number = dice.choice(
+        (b"1e999", b"-1e999", b"1" * 5000, b"0." + b"0" * 4000 + b"1", b"1e-999", b"0x10", b"01")
+    )
+    name = dice.choice((b"seed", b"temperature", b"n", b"max_tokens", b"top_k", b"unknown"))
+    return text[:-1] + b', "%b": %b}' % (name, number)
+
+
+def cut_short(dice: random.Random, text: bytes) -> bytes:
+    return text[: dice.randrange(len(text))]
+
+
+def damage(dice: random.Random, text: bytes) -> bytes:
+    found = bytearray(text)
+    for _ in range(dice.choice((1, 1, 3, 20))):
+        place = dice.randrange(len(found)) if found else 0
+        match dice.randrange(3):
+            case 0 if found:
+                found[place] ^= 1 << dice.randrange(8)
+            case 1:
+                found[place:place] = dice.choice(
+                    (b'"', b"{", b"]", b"\\", b"\\ud800", b"\x00", b"\xff\xfe", b",")
+                )
+            case _:
+                del found[place : place + dice.choice((1, 1, 9))]
+    return bytes(found) or b" "
+
+
+def encode_otherwise(dice: random.Random, text: bytes) -> bytes:
+    return text.decode().encode(dice.choice(ENCODINGS))
+
+
+def replace(dice: random.Random, text: bytes) -> bytes:
+    """Something else altogether."""
+    return dice.choice(
+        (b"", b" ", b"null", b"[]", b"{}", b'"text"', b"0", b"\xff\xfe", b"\x00" * 99, b"{" * 99_999,
+         b"<xml/>", b"a=b&c=d", b"\xef\xbb\xbf{}", b"NaN", b"\x80\x04K\x01.", dice.randbytes(200), text * 2)
+    )  # fmt: skip
+
+
+def compress(dice: random.Random, text: bytes) -> bytes:
+    return gzip.compress(dice.choice((text, bytes(2**22))))
+
+
+def swell(dice: random.Random, text: bytes) -> bytes:
+    return text[:-1] + b', "unknown": "' + b"a" * dice.choice((2**17, 2**17, 2**20)) + b'"}'
+
+
+ON_TEXT: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    nest, double_keys, write_huge_number, cut_short, cut_short, damage, damage, damage, encode_otherwise,
+    replace, compress, swell,
+)  # fmt: skip
+
+
+VALID = valid_bodies()
