@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from broker import reconcile
 from broker.admission import Admission
 from broker.clearing import Clearing
-from broker.failover import Failover, Send
+from broker.failover import Failover, Send, listed
 from broker.fleet import Fleet, Verdict, Worker
 from broker.inflight import Flight, Flights, Gain
 from protocol import logs
@@ -302,8 +302,10 @@ class Dispatcher:
         self.failover.place()
 
     def _ground(self, worker: Worker, how: str, *, died: bool) -> None:
-        aboard = len(self.flights.aboard(worker.incarnation))
-        log.warning("worker for %s (pid %d) %s, %d requests aboard", worker.model, worker.pid, how, aboard)
+        aboard = self.flights.aboard(worker.incarnation)
+        who = f"worker for {worker.model} (pid {worker.pid})"
+        # One line says all that is known here; how the process ended is its supervisor's to tell.
+        log.warning("%s %s after step %d, %s", who, how, worker.steps, listed(aboard))
         self.failover.ground(worker, died=died)
 
     def sweep(self) -> None:

@@ -26,6 +26,8 @@ log.addFilter(logs.Sparse())
 MENDS_MAX = 8
 """So often in a row, without a token in between, a flight is sent again because of losses on the line."""
 
+_NAMED_MAX = 16
+
 Send = Callable[[str, Message, Sequence[bytes]], bool]
 """(incarnation, message, media frames) -> whether it was handed to the connection. Raises `WireError`."""
 
@@ -190,6 +192,17 @@ class Failover:
             if now - since > self._timeout_s:
                 message = f"The worker was lost, and no other has taken over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)
+
+
+def listed(aboard: Sequence[Flight]) -> str:
+    """Who is aboard, how many tokens each has, and who is under suspicion, for the log."""
+    named = [
+        f"{f.id} ({len(f.tokens)} tokens{', suspected' if f.suspect else ''})" for f in aboard[:_NAMED_MAX]
+    ]
+    names = f": {', '.join(named)}" if named else ""
+    more = f" and {len(aboard) - _NAMED_MAX} more" if len(aboard) > _NAMED_MAX else ""
+    count = "1 request" if len(aboard) == 1 else f"{len(aboard)} requests"
+    return f"{count} aboard{names}{more}"
 
 
 def _cannot_be_sent(error: WireError) -> RequestError:

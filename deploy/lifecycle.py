@@ -41,13 +41,14 @@ KILL_WAIT_S_MAX = 5.0
 class Died:
     """The process of a child has ended and is reaped; `returncode` as `subprocess` gives it.
 
-    `words`: what it said of its end, if anything.
+    `words`: what it said of its end, if anything. `about`: what it was about, if it kept a logbook.
     """
 
     name: str
     pid: int
     returncode: int
     words: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +371,8 @@ def _describe(event: Died | NotStarted, lived_s: float) -> str:
     if isinstance(event, NotStarted):
         return f"{event.name} could not be started: {event.reason}"
     child = f"{event.name} (pid {event.pid})"
-    said = f", saying {event.words!r}" if event.words else ""
+    about = f", {event.about}" if event.about else ""
+    said = f"{about}, saying {event.words!r}" if event.words else about
     if event.returncode < 0:
         return f"{child} was ended by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
     return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"

@@ -47,7 +47,7 @@ from deploy.lifecycle import (
 )
 from deploy.restarts import RestartLimits, RestartPolicy
 from deploy.stderr import Stderr
-from protocol import lifeline, readiness
+from protocol import lifeline, logbook, readiness
 
 STOP_TIMEOUT_S = 15.0
 WAKE_S_MAX = 60.0
@@ -225,38 +225,51 @@ class Supervisor:
                 log.log(level, "%s", text)
 
     def _start(self, name: str, child: Child, pipes: _Pipes) -> None:
+        try:
+            page = logbook.Page()
+        except OSError as error:
+            self._events.put(NotStarted(name, str(error)))
+            return
         stderr = Stderr(name)
         hearing = {readiness.VARIABLE: str(pipes.readiness)} if child.hears else {}
         try:
             process = subprocess.Popen(
                 child.argv,
-                env={**child.env, lifeline.VARIABLE: str(pipes.lifeline), **hearing},
+                env={
+                    **child.env,
+                    lifeline.VARIABLE: str(pipes.lifeline),
+                    logbook.VARIABLE: str(page.fd),
+                    **hearing,
+                },
                 stdin=subprocess.DEVNULL,
                 stderr=stderr.writer,
-                pass_fds=[pipes.lifeline, *([pipes.readiness] if child.hears else [])],
+                pass_fds=[pipes.lifeline, page.fd, *([pipes.readiness] if child.hears else [])],
                 # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
                 start_new_session=True,
             )
         except OSError as error:
             stderr.close()
+            page.close()
             self._events.put(NotStarted(name, str(error)))
             return
         log.info("%s runs as pid %d", name, process.pid)
         waiter = threading.Thread(
             target=self._await_end,
-            args=(name, process, stderr),
+            args=(name, process, stderr, page),
             name=f"await-{name}",
             daemon=True,
         )
         self._running[name] = _Running(process, waiter)
         waiter.start()
 
-    def _await_end(self, name: str, process: subprocess.Popen[bytes], stderr: Stderr) -> None:
+    def _await_end(
+        self, name: str, process: subprocess.Popen[bytes], stderr: Stderr, page: logbook.Page
+    ) -> None:
         returncode = process.wait()
         # What it started must not outlive it: a helper could hold the GPU that the next worker needs. A
         # group id stays taken while anyone is in it, so the id just reaped does not name strangers yet.
         _kill_group(process.pid)
-        self._events.put(Died(name, process.pid, returncode, stderr.close()))
+        self._events.put(Died(name, process.pid, returncode, stderr.close(), page.close()))
 
     def _leave_nothing(self) -> None:
         for running in self._running.values():

@@ -24,7 +24,7 @@ from importlib import metadata
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from protocol import sockets, wire
+from protocol import logbook, sockets, wire
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -99,6 +99,7 @@ class Service:
         self._drain_until: float | None = None
         self._failure: BaseException | None = None
         self._last_step = 0, time.monotonic()
+        self._logbook = logbook.Logbook(os.environ)
         self._model_thread = threading.Thread(target=self._run_model, name="model", daemon=True)
 
     # --- the model thread ---
@@ -380,6 +381,7 @@ class Service:
                 prefix=counters.prefix,
             )
         )
+        self._logbook.note(logbook.describe(counters.steps, counters.rows))
         self._send_all()
         self._check_progress(time.monotonic())
 

@@ -171,14 +171,17 @@ def test_a_child_has_a_session_of_its_own_so_that_ctrl_c_does_not_reach_it(super
     assert told.wait_line("session") == "session True"
 
 
-def test_a_child_inherits_its_three_streams_and_the_lifeline_and_nothing_else(supervise: Supervise) -> None:
+def test_a_child_inherits_its_three_streams_the_lifeline_its_logbook_and_nothing_else(
+    supervise: Supervise,
+) -> None:
     script = """
 def is_open(fd):
     try: os.fstat(fd)
     except OSError: return False
     return True
-line = int(os.environ["ROUNDHOUSE_LIFELINE_FD"])
-say("open:", *(fd for fd in range(256) if is_open(fd) and fd != line), "and", is_open(line))
+line, book = (int(os.environ[f"ROUNDHOUSE_{name}_FD"]) for name in ("LIFELINE", "LOGBOOK"))
+open_ones = [fd for fd in range(256) if is_open(fd)]
+say("open:", *(fd for fd in open_ones if fd not in (line, book)), "and", {line, book} <= set(open_ones))
 import select; say("parent lives:", select.select([line], [], [], 0) == ([], [], []))
 """
     # The last of two: had a sibling's end of the pipe been left open for it, it would be seen here.

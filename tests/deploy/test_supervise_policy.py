@@ -104,9 +104,12 @@ def test_a_death_is_one_line_that_says_who_how_and_what_now() -> None:
         "worker (pid 123) was ended by SIGSEGV after 12.3 s; starts again in 0.2 s", logging.WARNING
     )
     children.handle(None, 13.0)
-    (line,) = children.handle(Died("worker", 124, 3), 14.0)
+    died = Died("worker", 124, 3, "RuntimeError", "at step 7 with 1 request aboard: a (decode, 3)")
+    (line,) = children.handle(died, 14.0)
     assert line == Report(
-        "worker (pid 124) exited with status 3 after 1.0 s; starts again in 0.4 s", logging.WARNING
+        "worker (pid 124) exited with status 3 after 1.0 s, at step 7 with 1 request aboard: a (decode, 3), "
+        "saying 'RuntimeError'; starts again in 0.4 s",
+        logging.WARNING,
     )
 
 

@@ -1,0 +1,47 @@
+"""Every death of a worker is explained in one line, without a word of what it was asked."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.serving import serving
+from tests.faults.streams import ask, wait_for, wait_until_flowing
+from tests.system import eventually
+
+SECRET = "Mellifluous"
+ABOARD = r"chatcmpl-\w+ \(decode, \d+\)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_death_is_one_line_with_signal_step_and_who_was_aboard(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with serving(tmp_path, "--step-ms 5") as served:
+        (pid,) = served.workers("ready")
+        clients = [ask(served.url, f"{SECRET} !tokens=300") for _ in range(2)]
+        wait_until_flowing(clients)
+        rows = ["decode", "decode"]  # what the worker has last said of itself is what is read of it
+        eventually(lambda: phases(served.status()) == rows, within_s=10, what="a beat with both")
+        psutil.Process(pid).send_signal(number)
+        wait_for(clients, 60)
+        log = served.process.log()
+        assert re.search(
+            rf"worker \(pid {pid}\) was ended by {number.name} after \d+\.\d s, "
+            rf"at step \d+ with 2 requests aboard: {ABOARD}, {ABOARD}.*; starts again in",
+            log,
+        ), log
+        assert re.search(
+            rf"worker for fake \(pid {pid}\) connection lost after step \d+, "
+            r"2 requests aboard: chatcmpl-\w+ \(\d+ tokens\), chatcmpl-\w+ \(\d+ tokens\)",
+            log,
+        ), log
+        assert SECRET not in log
+
+
+def phases(status: dict[str, list[dict[str, list[dict[str, str]]]]]) -> list[str]:
+    return [row["phase"] for worker in status["workers"] for row in worker["rows"]]
