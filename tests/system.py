@@ -112,11 +112,15 @@ class System:
         return gateway
 
     def start_worker(
-        self, *flags: str, module: str = "worker.fake", env: dict[str, str] | None = None
+        self,
+        *flags: str,
+        module: str = "worker.fake",
+        env: dict[str, str] | None = None,
+        endpoint: str | None = None,
     ) -> Process:
-        """One more worker; `wait_ready` tells when it serves."""
+        """One more worker; `wait_ready` tells when it serves. `endpoint`: if not the gateway's own."""
         self._started += 1
-        arguments = [module, "--endpoint", self.endpoint, *flags]
+        arguments = [module, "--endpoint", endpoint or self.endpoint, *flags]
         worker = Process(f"worker-{self._started}", arguments, self.folder, env)
         self.workers.append(worker)
         return worker

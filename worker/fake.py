@@ -9,6 +9,7 @@ position, as the real engine promises. Words that begin with `!` are directions:
     !tokens=N   answer with N tokens (else 32)         !slow=MS    a step with this row aboard takes so long
     !die=N      the process is killed at token N        !hang=N    the model thread blocks for good at token N
     !fail=N     the step fails at token N               !oom       the prefill runs out of memory
+    !burst      the process is killed in the prefill    (of a prompt with two words or more)
     !bad        the request can't be prepared           !text=S    the answer's every token reads S
     !prefill=MS a chunk of this prompt takes so long
 """
@@ -67,6 +68,7 @@ class Script:
     hang: int | None = None
     fail: int | None = None
     oom: bool = False
+    burst: bool = False
     bad: bool = False
     text: str | None = None
 
@@ -93,6 +95,7 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "hang": ("hang", int),
     "fail": ("fail", int),
     "oom": ("oom", lambda value: True),
+    "burst": ("burst", lambda value: True),
     "bad": ("bad", lambda value: True),
     "text": ("text", str),
 }
@@ -126,6 +129,8 @@ class FakeEngine:
     rows: dict[str, FakeRow] = field(default_factory=dict)
 
     def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        if any(self._script(row).burst for row in chunks):
+            os.kill(os.getpid(), signal.SIGKILL)
         if any(self._script(row).oom for row in chunks):
             raise MemoryError("scripted: out of memory")
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
@@ -213,7 +218,8 @@ class FakePreparer:
             message = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. "
             message += f"However, your messages resulted in {len(tokens)} tokens."
             raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
-        self.scripts[request.id] = script
+        # What came twice over a bad line is one request: its row follows the script that was here first.
+        script = self.scripts.setdefault(request.id, script)
         return FakePrepared(
             id=request.id,
             tokens=tokens,

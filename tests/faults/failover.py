@@ -1,77 +1,97 @@
-"""Workers that are killed at random instants under streams: `python -m tests.faults.failover --kills 100`.
+"""Workers that come to harm at random instants under streams: `python -m tests.faults.failover --faults 100`.
 
-A gateway, one scripted worker at a time, and clients who ask again as soon as they have their answers,
-streamed and whole, greedy and seeded, one choice and two. Every answer must be that of an undisturbed run.
-Who comes while no worker is ready is refused, as ever, and asks again.
+A gateway, one worker at a time, and clients who ask again as soon as they have their answers, streamed and
+whole, greedy and seeded, one choice and two, with tools and with thinking. Every answer must be that of an
+undisturbed run. Who comes while no worker is ready is refused, as ever, and asks again.
+
+`--fault`: the worker is killed, is stopped, its model thread hangs, or the line between it and the gateway
+loses, doubles and swaps messages (then `--faults` counts seconds). `--model`: scripted, or embedded, which is
+the real engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
+import signal
+import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.dialects.parameters import derived_seed
-from tests.faults.streams import Client, scripted
-from tests.system import Process, System, chat_body, running_system
+from tests.faults import stalling
+from tests.faults.line import disturbed
+from tests.faults.questions import Question, Source, of_the_embedded, of_the_scripted
+from tests.faults.streams import Client
+from tests.system import Process, System, eventually, running_system
 
 CLIENTS = 32
 STEP_MS = 5
-TOKENS_MAX = 150
+KNOWN_ANSWERS = 40
 UNDISTURBED_S_MAX = 2.0
 """How long, at most, a worker lives."""
+REFUSED_S = 0.05
+"""How long a client that was refused waits before it asks again."""
+SHARE_DISTURBED = 0.02
 REFUSED = {"worker_unavailable", "model_loading"}
+FLAGS = {
+    "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS)],
+    "embedded": ["--max-running", str(CLIENTS)],
+}
+MODULES = {"scripted": "worker.fake", "embedded": "worker"}
+
+Span = tuple[float, float]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it all. `wrong`: the first words of what went wrong."""
+    """What became of it all. `absences`: from the harm done to a worker until another one was ready.
+    `wrong`: the first words of what went wrong."""
 
-    kills: int = 0
+    faults: int = 0
     answers: int = 0
     refusals: int = 0
-    pause_s_max: float = 0.0
+    pauses: list[Span] = field(default_factory=list)
+    absences: list[Span] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def pause_s_max(self) -> float:
+        return max((end - begin for begin, end in self.pauses), default=0.0)
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request and its answers."""
+    def beyond_absence_s(self) -> list[float]:
+        """Of each pause in which a worker was absent, how long it was without that."""
+        found = []
+        for begin, end in self.pauses:
+            absent = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.absences)
+            if absent:
+                found.append(end - begin - absent)
+        return sorted(found)
 
-    body: dict[str, object]
-    texts: list[str]
-    tokens: int
-
-    @classmethod
-    def draw(cls, dice: random.Random) -> Question:
-        tokens, choices = dice.randint(1, TOKENS_MAX), dice.choice([1, 1, 1, 2])
-        text = " ".join(["word"] * dice.randint(1, 9) + [f"!tokens={tokens}"])
-        fields: dict[str, object] = {"n": choices}
-        if seeded := dice.random() < 0.5:
-            fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
-        if dice.random() < 0.5:
-            fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        seed = int(str(fields.get("seed", 0)))
-        seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
-        texts = [scripted(text, tokens, each if seeded else 0) for each in seeds]
-        return cls(chat_body(text, **fields), texts, choices * (tokens + 1))
+    def add(self, other: Outcome) -> None:
+        self.answers += other.answers
+        self.refusals += other.refusals
+        self.pauses += other.pauses
+        self.wrong += other.wrong
 
 
 class Asker(threading.Thread):
-    """Asks, checks, and asks again until told that it is over."""
+    """Asks, checks, and asks again until it has been judged once and is told that it is over."""
 
-    def __init__(self, url: str, dice: random.Random, over: threading.Event) -> None:
+    def __init__(
+        self, url: str, dice: random.Random, over: threading.Event, source: Source = of_the_scripted
+    ) -> None:
         super().__init__()
-        self._url, self._dice, self._over = url, dice, over
+        self._url, self._dice, self._over, self._source = url, dice, over, source
         self.outcome = Outcome()
 
     def run(self) -> None:
-        while not self._over.is_set():
-            question = Question.draw(self._dice)
+        while not self._over.is_set() or not (self.outcome.answers or self.outcome.wrong):
+            question = self._source(self._dice)
             client = Client(self._url, question.body)
             client.run()
             self._judge(question, client)
@@ -81,56 +101,140 @@ class Asker(threading.Thread):
         try:
             if client.status == 503 and client.error in REFUSED:
                 outcome.refusals += 1
-                self._over.wait(0.05)
+                time.sleep(REFUSED_S)
                 return
             assert client.texts == question.texts
             assert client.completion_tokens == question.tokens
             outcome.answers += 1
-            outcome.pause_s_max = max(outcome.pause_s_max, client.pause_s)
+            outcome.pauses += client.pauses
         except Exception as error:
             outcome.wrong.append(f"{question.body}: {error!r}: {client.read[-200:]!r}")
 
 
-def run(system: System, kills: int, seed: int, clients: int = CLIENTS) -> Outcome:
-    """Kill so many workers under so many clients."""
-    dice = random.Random(seed)
-    over = threading.Event()
-    worker = _start(system)
-    askers = [Asker(system.url, random.Random(dice.random()), over) for _ in range(clients)]
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where workers come and go, and how they start. `known`: how many questions are asked beforehand."""
+
+    system: System
+    model: str = "scripted"
+    known: int = KNOWN_ANSWERS
+    endpoint: str | None = None
+    stall_timeout_s: float | None = None
+
+    def start(self) -> Process:
+        """A worker that serves."""
+        flags, module, env = list(FLAGS[self.model]), MODULES[self.model], {}
+        if self.stall_timeout_s is not None:
+            flags += ["--stall-timeout", str(self.stall_timeout_s)]
+            env[stalling.VARIABLE] = "worker.fake" if self.model == "scripted" else "worker.__main__"
+            module = stalling.__name__
+        worker = self.system.start_worker(*flags, module=module, env=env, endpoint=self.endpoint)
+        eventually(lambda: worker.pid in self.pids("ready"), within_s=90, what="the worker is ready")
+        return worker
+
+    def pids(self, state: str) -> list[int]:
+        """The processes of the workers that are in this state."""
+        workers = self.system.http.get("/v1/status").json()["workers"]
+        return [worker["pid"] for worker in workers if worker["state"] == state]
+
+    def source(self, seed: int) -> Source:
+        """Questions for the model, which serves."""
+        if self.model == "scripted":
+            return of_the_scripted
+        return of_the_embedded(self.system.url, seed, self.known)
+
+
+Harm = Callable[[Stage, Process], Process]
+"""Does it to a worker, and starts the next one."""
+
+
+def kill(stage: Stage, worker: Process) -> Process:
+    worker.kill()
+    worker.wait()
+    return stage.start()
+
+
+def stop(stage: Stage, worker: Process) -> Process:
+    """It is stopped until another one has taken over, and has a last word then."""
+    worker.kill(signal.SIGSTOP)
+    successor = stage.start()
+    eventually(lambda: worker.pid in stage.pids("silent"), within_s=30, what="the verdict")
+    worker.stop()
+    return successor
+
+
+def stall(stage: Stage, worker: Process) -> Process:
+    """Its model thread hangs; it ends itself."""
+    worker.kill(signal.SIGUSR1)
+    worker.wait()
+    return stage.start()
+
+
+def disturb(stage: Stage, worker: Process) -> Process:
+    """Nothing but what the line does all the while."""
+    return worker
+
+
+HARMS: dict[str, Harm] = {"kill": kill, "stop": stop, "stall": stall, "line": disturb}
+
+
+@contextlib.contextmanager
+def staged(
+    folder: Path, fault: str, model: str = "scripted", seed: int = 0, known: int = KNOWN_ANSWERS
+) -> Iterator[Stage]:
+    """A gateway, and the way to it."""
+    with running_system(folder, ["--silent-after", "1"] if fault == "stop" else []) as system:
+        if fault == "line":
+            with disturbed(folder, system.endpoint, seed, SHARE_DISTURBED) as line:
+                yield Stage(system, model, known, endpoint=line.endpoint)
+                assert line.counts["lost"] > 0
+                for worker in system.workers:
+                    worker.stop()
+        else:
+            yield Stage(system, model, known, stall_timeout_s=1.0 if fault == "stall" else None)
+
+
+def run(stage: Stage, harm: Harm, faults: int, seed: int, clients: int = CLIENTS) -> Outcome:
+    """Harm so many workers under so many clients."""
+    dice, over, total = random.Random(seed), threading.Event(), Outcome(faults)
+    worker = stage.start()
+    source = stage.source(seed)
+    askers = [Asker(stage.system.url, random.Random(dice.random()), over, source) for _ in range(clients)]
     for asker in askers:
         asker.start()
-    for _ in range(kills):
-        time.sleep(dice.uniform(0, UNDISTURBED_S_MAX))
-        worker.kill()
-        worker.wait()
-        worker = _start(system)
-    over.set()
-    total = Outcome(kills=kills)
-    for asker in askers:
-        asker.join()
-        one = asker.outcome
-        total.answers += one.answers
-        total.refusals += one.refusals
-        total.pause_s_max = max(total.pause_s_max, one.pause_s_max)
-        total.wrong += one.wrong
+    try:
+        for _ in range(faults):
+            time.sleep(dice.uniform(0, UNDISTURBED_S_MAX))
+            begun = time.monotonic()
+            worker, before = harm(stage, worker), worker
+            if worker is not before:
+                total.absences.append((begun, time.monotonic()))
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+            total.add(asker.outcome)
     return total
-
-
-def _start(system: System) -> Process:
-    worker = system.start_worker("--step-ms", str(STEP_MS))
-    system.wait_ready()
-    return worker
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--faults", "--kills", type=int, default=100)
+    parser.add_argument("--fault", choices=HARMS, default="kill")
+    parser.add_argument("--model", choices=MODULES, default="scripted")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_system(Path(folder)) as system:
-        outcome = run(system, given.kills, given.seed, given.clients)
-    print(f"{outcome.kills} kills, {outcome.answers} answers, {outcome.refusals} refusals between workers")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        staged(Path(folder), given.fault, given.model, given.seed) as stage,
+    ):
+        outcome = run(stage, HARMS[given.fault], given.faults, given.seed, given.clients)
+    print(f"{outcome.faults} faults, {outcome.answers} answers, {outcome.refusals} refusals between workers")
+    if beyond := outcome.beyond_absence_s():
+        p99 = beyond[int(0.99 * len(beyond))]
+        print(f"{len(beyond)} pauses; beyond the time in which no worker was ready:")
+        print(f"  median {statistics.median(beyond):.2f} s, p99 {p99:.2f} s, longest {beyond[-1]:.2f} s")
     print(f"longest pause {outcome.pause_s_max:.2f} s, {len(outcome.wrong)} wrong")
     for wrong in outcome.wrong[:5]:
         print(wrong)

@@ -9,12 +9,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.faults import failover
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.system import Process, System, chat_body, eventually, running_system
 
 STEP = ("--step-ms", "5")
 POISON = "a poisoned one !die=7 !tokens=20"
+POISON_AT_ONCE = "a poisoned one !burst"
 
 
 class Supervisor(threading.Thread):
@@ -72,11 +75,22 @@ def assert_undisturbed(clients: list[Client], tokens: int) -> None:
         assert client.completion_tokens == tokens + 1
 
 
-def test_workers_killed_at_random_instants_under_32_clients_cost_them_a_pause(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        outcome = failover.run(system, kills=6, seed=7)
+@pytest.mark.parametrize(("fault", "faults"), [("kill", 3), ("stop", 1), ("stall", 1), ("line", 3)])
+def test_whatever_befalls_workers_and_the_line_at_random_instants_costs_32_clients_a_pause(
+    tmp_path: Path, fault: str, faults: int
+) -> None:
+    with failover.staged(tmp_path, fault, seed=7) as stage:
+        outcome = failover.run(stage, failover.HARMS[fault], faults, seed=7)
     assert outcome.wrong == []
     assert outcome.answers >= failover.CLIENTS
+
+
+@pytest.mark.timeout(300)
+def test_the_embedded_model_goes_on_with_the_same_text_whatever_is_asked(tmp_path: Path) -> None:
+    with failover.staged(tmp_path, "kill", "embedded", known=6) as stage:
+        outcome = failover.run(stage, failover.kill, 1, seed=3, clients=6)
+    assert outcome.wrong == []
+    assert outcome.answers >= 6
 
 
 def test_log_probabilities_go_on_too(tmp_path: Path) -> None:
@@ -161,11 +175,12 @@ def test_a_client_that_leaves_while_it_waits_for_a_worker_is_forgotten(tmp_path:
         eventually(lambda: in_flight() == 0, within_s=10, what="the flight is closed")
 
 
-def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [POISON, POISON_AT_ONCE])
+def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path, text: str) -> None:
     with supervised(tmp_path) as (system, supervisor):
         innocents = ask_many(system.url, 50, 120)
         wait_until_flowing(innocents[:16:2])
-        poison = ask(system.url, POISON, seed=1)
+        poison = ask(system.url, text, seed=1)
         wait_for([poison, *innocents], 120)
         assert_undisturbed(innocents, 120)
         assert poison.error == "worker_crashed"
@@ -173,7 +188,7 @@ def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path) ->
 
         system.wait_ready()
         deaths = supervisor.deaths
-        refused = ask(system.url, POISON, seed=2)
+        refused = ask(system.url, text, seed=2)
         other = ask(system.url, "another one !tokens=20")
         wait_for([refused, other], 30)
         assert (refused.status, refused.error) == (500, "worker_crashed")
