@@ -185,10 +185,12 @@ class Failover:
                 flight.fail(Code.WORKER_CRASHED, GUILTY)
 
     def _give_up(self) -> None:
-        """End those for whose model no worker has made a step for too long."""
+        """End those who wait for a verdict, or for a worker of their model to make a step, for too long."""
         now = self._clock()
         for flight in self._flights.waiting():
-            since = max(flight.waiting_since, self._fleet.models[flight.model].advanced_at)
+            since = flight.waiting_since
+            if self.suspects.standing(flight) is not Standing.HELD:
+                since = max(since, self._fleet.models[flight.model].advanced_at)
             if now - since > self._timeout_s:
                 message = f"The worker was lost, and no other has taken over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)

@@ -366,6 +366,20 @@ def test_a_death_without_it_saves_one_that_awaits_its_verdict(line: Line) -> Non
     assert (suspect.terminal, deaths_of(line, suspect)) == (None, 0)
 
 
+def test_nobody_waits_for_a_verdict_for_ever(line: Line) -> None:
+    poison, _ = kill_thrice(line)
+    since = line.clock.now
+    number = 4
+    while poison.terminal is None:  # workers are replaced in good order, again and again
+        line.say(f"w{number}", Goodbye(incarnation=f"w{number}", reason="asked to stop"))
+        number += 1
+        line.serving(f"w{number}", rows=64)
+        line.say(f"w{number}", events(f"w{number}", f"other~{number}", *TEXTS))
+        live(line, f"w{number}", REMAND_S - 1)
+    assert code_of(poison) == Code.WORKER_UNAVAILABLE
+    assert FAILOVER_S < line.clock.now - since < FAILOVER_S + REMAND_S
+
+
 def test_deaths_without_a_cause_raise_the_bar_up_to_a_limit(line: Line) -> None:
     line.serving("w0")
     for number in range(2 * DEATHS_RAISED_MAX):

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -126,6 +126,7 @@ def until_over(works: Works, flights: list[Flight]) -> None:
 tails = st.integers(0, PROVEN_DELTAS - 1)
 
 
+@settings(max_examples=60)
 @given(
     before=st.integers(0, 25),
     after=st.integers(0, 25),
@@ -153,6 +154,7 @@ def test_poison_costs_three_deaths_at_most_and_no_innocent_anything(
     assert_whole(innocents)
 
 
+@settings(max_examples=60)
 @given(
     fatal=st.integers(PREFILL, TOKENS - 1),
     tail=tails,
@@ -212,7 +214,7 @@ def pull(seed: int) -> tuple[Counter[str], int]:
     return Counter(code_of(flight) or "whole" for flight in flights), works.deaths
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_whoever_pulls_the_plug_at_random_makes_nobody_guilty(seed: int) -> None:
     ends, deaths = pull(seed)
     assert ends.keys() == {"whole"}
