@@ -251,7 +251,8 @@ class Loading(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The model is loaded and warm. `cache_bytes_max`: what the caches of all requests may take; None: not
     limited. `tokens_max`: as many tokens of prompts and answers as all rows can have at once, by their number
-    and by their bytes; 0: not said."""
+    and by their bytes; 0: not said. `identity`: the same for workers that can go on with each other's
+    answers, while `model` is a name that may come to stand for another one."""
 
     model: Name
     context_length: Count
@@ -260,6 +261,7 @@ class Ready(Message, frozen=True):
     capabilities: Capabilities = Capabilities()
     cache_bytes_max: Count | None = None
     tokens_max: Count = 0
+    identity: str = ""
 
 
 class Heartbeat(Message, frozen=True):

@@ -29,9 +29,11 @@ def main() -> int:
     from worker.service import Service
 
     loader = ModelLoader(
-        configured.model,
+        configured.model or None,
+        served_name=configured.served_name,
         memory_headroom=configured.memory_headroom,
         memory_limit_bytes=configured.memory_limit_bytes,
+        memory_budget=configured.memory_budget,
     )
     try:
         service = Service(loader, configured)

@@ -22,7 +22,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     """Everything about one worker process that can be set."""
 
     model: Annotated[
-        str | None, Meta(description="folder or Hugging Face id; none: the embedded pocket model")
+        str | None, Meta(description="folder or Hugging Face id; none, or empty: the embedded pocket model")
+    ] = None
+    served_name: Annotated[
+        str | None, Meta(description="what clients call the model; none: its id, or the name of its folder")
     ] = None
     endpoint: Annotated[
         str, Meta(description="where the gateway is; empty: the socket of a gateway on port 8000")
@@ -50,6 +53,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     memory_limit_bytes: Annotated[
         Bytes | None, Meta(description="bytes for weights, caches and headroom; none: what the machine has")
+    ] = None
+    memory_budget: Annotated[
+        Size | None,
+        Meta(description="bytes it may take at the most, however much there is: other models have a share"),
     ] = None
     memory_headroom: Annotated[
         float, Meta(ge=0, lt=1, description="the share of memory that weights and caches leave free")

@@ -276,6 +276,7 @@ class FakeLoader:
     images: bool = False
     broken: bool = False
     crowded: bool = False
+    identity: str = ""
 
     def load(self, progress: Progress) -> Model:
         if self.broken:
@@ -287,7 +288,9 @@ class FakeLoader:
             time.sleep(self.load_s / 10)
         scripts: MutableMapping[str, Script] = WeakValueDictionary()
         return Model(
-            facts=Facts(self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images)),
+            facts=Facts(
+                self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images), identity=self.identity
+            ),
             engine=FakeEngine(scripts, self.step_ms),
             open_preparer=lambda: FakePreparer(scripts),
             open_pipeline=lambda request: FakePipeline(scripts.get(request.id, Script()).text),
@@ -298,7 +301,8 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_nam
     """What can be set on the command line of `python -m worker.fake`."""
 
     endpoint: Annotated[str, Meta(description="where the gateway is")]
-    name: Annotated[str, Meta(description="the model's name")] = "fake"
+    served_name: Annotated[str, Meta(description="the model's name")] = "fake"
+    model: Annotated[str, Meta(description="which model it is: what another began, it does not finish")] = ""
     curve_keys: Annotated[Path | None, Meta(description="folder with CURVE keys")] = None
     max_running: Annotated[int, Meta(ge=1, description="rows")] = 16
     cache_limit_bytes: Annotated[Bytes | None, Meta(description="bytes for caches")] = None
@@ -321,12 +325,13 @@ def main() -> int:
     logs.setup("fake", "text", configured.log_level)
     lifeline.follow_parent()
     loader = FakeLoader(
-        configured.name,
+        configured.served_name,
         configured.step_ms,
         configured.load_s,
         configured.images,
         configured.broken,
         configured.crowded,
+        configured.model,
     )
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,

@@ -163,6 +163,7 @@ class Service:
             capabilities=facts.capabilities,
             cache_bytes_max=policy.bytes_max,
             tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
+            identity=facts.identity,
         )
 
     # --- the I/O thread ---

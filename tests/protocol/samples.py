@@ -101,6 +101,7 @@ FULL: list[Message] = [
         capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
         cache_bytes_max=2**36,
         tokens_max=2**22,
+        identity="0f" * 16,
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -298,6 +299,20 @@ BEFORE_BUDGETS: list[Message] = [
 ]
 """As `FULL` before workers told what their memory holds."""
 
+BEFORE_SWAPS: list[Message] = [
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+    ),
+]
+"""As a worker said it that knew of no other model under its name."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -305,6 +320,7 @@ KINDS = {
     "before_reuse": BEFORE_REUSE,
     "before_resume": BEFORE_RESUME,
     "before_budgets": BEFORE_BUDGETS,
+    "before_swaps": BEFORE_SWAPS,
 }
 
 

@@ -14,10 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protocol.naming import name_of
 from worker.contract import Draw, Engine, Facts, Model, ModelError, NoRoomError, Progress
 from worker.models.config import ModelConfig, read_config, require_known
 from worker.models.fingerprint import fingerprint
-from worker.models.source import find_folder, name_of, weight_files
+from worker.models.source import find_folder, weight_files
 
 if TYPE_CHECKING:
     from worker.memory import Budget
@@ -37,15 +38,19 @@ class ModelLoader:
         self,
         model: str | None,
         *,
+        served_name: str | None = None,
         memory_headroom: float = 0.1,
         memory_limit_bytes: int | None = None,
+        memory_budget: int | None = None,
     ) -> None:
-        """`model` None: the embedded one. `memory_limit_bytes` takes the place of what the machine has;
-        `memory_headroom` is the share of it that is kept free."""
-        self.name = name_of(model)
+        """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
+        `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
+        that is kept free. `memory_budget`: bytes it may take at the most, whatever there is."""
+        self.name = served_name or name_of(model)
         self._model = model
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
+        self._memory_budget = memory_budget
 
     def load(self, progress: Progress) -> Model:
         """See `contract.Loader`."""
@@ -68,6 +73,7 @@ class ModelLoader:
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
             fingerprint=fingerprint(folder / "config.json", files, _versions()),
+            identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
         log.info("%s", describe(model.facts, config, weight_bytes, time.monotonic() - began))
@@ -81,10 +87,10 @@ class ModelLoader:
     def _budget(self, weight_bytes: int) -> Budget:
         """What the process may take. Raises `ModelError` if the machine can never hold the weights, and
         `NoRoomError` if it cannot just now."""
-        from worker.memory import Budget, await_room, look
+        from worker.memory import await_room, look
 
         limit = self._memory_limit_bytes
-        most = Budget(look().total if limit is None else limit, self._memory_headroom)
+        most = self._within_share(look().total if limit is None else limit)
         if weight_bytes > most.usable:
             raise ModelError(
                 f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized model."
@@ -94,7 +100,13 @@ class ModelLoader:
         budget = await_room(weight_bytes, self._memory_headroom)
         if weight_bytes > budget.usable:
             raise NoRoomError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
-        return budget
+        return self._within_share(budget.limit)
+
+    def _within_share(self, limit: int) -> Budget:
+        """What it may take of so many bytes that there are."""
+        from worker.memory import Budget
+
+        return Budget(min(limit, self._memory_budget or limit), self._memory_headroom)
 
     def _too_large(self, weight_bytes: int, budget: Budget) -> str:
         return (

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from protocol.naming import folder_of, is_folder
 from worker.contract import ModelError
 
 log = logging.getLogger(__name__)
 
-POCKET = "pocket"
 WEIGHTS = "model*.safetensors"
 """What upstream loads, and all it loads."""
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-
-def name_of(model: str | None) -> str:
-    """How clients call it: a repository by its id, a folder by its last part."""
-    if model is None:
-        return POCKET
-    return _path(model).resolve().name if _is_folder(model) else model
 
 
 def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
@@ -34,8 +25,8 @@ def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
         from worker.pocket import MODEL_PATH
 
         folder = MODEL_PATH
-    elif _is_folder(model):
-        folder = _path(model)
+    elif is_folder(model):
+        folder = folder_of(model)
     else:
         return _fetched(model, inspect)
     if not folder.is_dir():
@@ -69,14 +60,6 @@ def _listed(index: Path, name: str) -> set[str]:
         return {str(file) for file in json.loads(index.read_bytes())["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{name}: {index} cannot be read ({error}). Download the model again.") from None
-
-
-def _path(model: str) -> Path:
-    return Path(model).expanduser()
-
-
-def _is_folder(model: str) -> bool:
-    return _path(model).exists() or _REPOSITORY.fullmatch(model) is None
 
 
 def _fetched(repository: str, inspect: Callable[[Path], object]) -> Path:
