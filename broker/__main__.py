@@ -24,9 +24,10 @@ from broker.config import GatewaySettings
 from broker.connection import Limits, available_connections, connection_type
 from broker.dispatch import Dispatcher
 from broker.fleet import Fleet
+from broker.foreman import Foreman
 from broker.limits import Shares
 from broker.link import Link
-from protocol import lifeline, logs, readiness, settings, sockets
+from protocol import lifeline, logs, settings, sockets
 from protocol.messages import new_incarnation
 
 log = logging.getLogger("broker")
@@ -73,6 +74,7 @@ def build(configured: GatewaySettings, keyring: Keyring) -> Gateway:
     """The gateway's parts, joined. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
     endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
     link = Link(endpoint, configured.curve_keys)
+    foreman = Foreman.find(os.environ)
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
         fleet=Fleet(silent_after_s=configured.silent_after_s, stall_timeout_s=configured.stall_timeout_s),
@@ -84,12 +86,21 @@ def build(configured: GatewaySettings, keyring: Keyring) -> Gateway:
         send=link.send,
         clock=time.monotonic,
         failover_timeout_s=configured.failover_timeout_s,
+        load_timeout_s=configured.load_timeout_s,
         hung_timeout_s=configured.hung_timeout_s,
+        unload_after_s=configured.unload_after_s,
         kill=kill if endpoint.startswith("ipc:") else None,
-        serves=readiness.teller(os.environ),
+        tell=foreman.tell if foreman else None,
     )
     shares = Shares(configured.max_per_key)
-    return Gateway(settings=configured, dispatcher=dispatcher, link=link, keyring=keyring, shares=shares)
+    return Gateway(
+        settings=configured,
+        dispatcher=dispatcher,
+        link=link,
+        keyring=keyring,
+        shares=shares,
+        foreman=foreman,
+    )
 
 
 def check_exposure(listeners: Sequence[socket.socket], keyring: Keyring, insecure_no_keys: bool) -> None:

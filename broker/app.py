@@ -26,7 +26,8 @@ from broker.config import GatewaySettings
 from broker.dialects import answer, chat, chat_body, completions
 from broker.dialects.parameters import Parameters, copies
 from broker.dispatch import Dispatcher
-from broker.fleet import Worker
+from broker.fleet import Vacancy, Worker
+from broker.foreman import Foreman
 from broker.ids import RequestIds
 from broker.inflight import Flight
 from broker.intake import Intake
@@ -54,6 +55,7 @@ class Gateway:
     link: Link
     keyring: Keyring = field(default_factory=Keyring)
     shares: Shares = field(default_factory=Shares)
+    foreman: Foreman | None = None
     started_at: float = field(default_factory=time.monotonic)
 
 
@@ -109,12 +111,16 @@ def _routes(gateway: Gateway) -> Starlette:
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     gateway: Gateway = app.state.gateway
+    if gateway.foreman is not None:
+        gateway.foreman.start(gateway.dispatcher.catalogue.told)
     gateway.link.start(gateway.dispatcher.hear, gateway.dispatcher.lost)
     sweeper = asyncio.create_task(_sweep(gateway.dispatcher))
     try:
         yield
     finally:
         sweeper.cancel()
+        if gateway.foreman is not None:
+            gateway.foreman.close()
         gateway.link.close()
 
 
@@ -132,21 +138,21 @@ async def complete_chat(request: Request) -> ASGIApp:
     gateway: Gateway = request.app.state.gateway
     check_room(gateway.dispatcher)
     body = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
-    worker = gateway.dispatcher.find(body.model)
-    conversation = chat.conversation(body, system_in_place=worker.capabilities.system_in_place)
-    media, frames = _read_images(conversation.images, worker, gateway.settings.media_bytes_max)
+    found = gateway.dispatcher.find(body.model)
+    conversation = chat.conversation(body, system_in_place=found.capabilities.system_in_place)
+    media, frames = _read_images(conversation.images, found, gateway.settings.media_bytes_max)
     id = "chatcmpl-" + secrets.token_hex(12)
     incarnation = gateway.dispatcher.incarnation
     first = chat.generate(body, conversation.messages, media, id=id, incarnation=incarnation)
     requests = copies(first, body.n or 1)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     renderer = _renderer(
-        {"id": id, "object": kind, "created": int(time.time()), "model": worker.model},
+        {"id": id, "object": kind, "created": int(time.time()), "model": found.model},
         chat.Form(logprobs=bool(body.logprobs)),
         body,
         choices=len(requests),
     )
-    return _respond(request, worker, requests, frames, renderer, prompts=1)
+    return _respond(request, found, requests, frames, renderer, prompts=1)
 
 
 async def complete_text(request: Request) -> ASGIApp:
@@ -154,17 +160,17 @@ async def complete_text(request: Request) -> ASGIApp:
     gateway: Gateway = request.app.state.gateway
     check_room(gateway.dispatcher)
     body = completions.read(await read_body(request, gateway.settings.body_bytes_max))
-    worker = gateway.dispatcher.find(body.model)
+    found = gateway.dispatcher.find(body.model)
     id = "cmpl-" + secrets.token_hex(12)
     requests = completions.generate(body, id=id, incarnation=gateway.dispatcher.incarnation)
     renderer = _renderer(
-        {"id": id, "object": "text_completion", "created": int(time.time()), "model": worker.model},
+        {"id": id, "object": "text_completion", "created": int(time.time()), "model": found.model},
         completions.Form(logprobs=body.logprobs is not None, choices=len(requests)),
         body,
         choices=len(requests),
         prompts=len(body.prompts),
     )
-    return _respond(request, worker, requests, [], renderer, prompts=len(body.prompts))
+    return _respond(request, found, requests, [], renderer, prompts=len(body.prompts))
 
 
 def _renderer(
@@ -177,7 +183,7 @@ def _renderer(
 
 def _respond(
     request: Request,
-    worker: Worker,
+    found: Worker | Vacancy,
     requests: list[Generate],
     frames: list[bytes],
     renderer: Renderer,
@@ -188,7 +194,7 @@ def _respond(
     key: Key | None = getattr(request.state, "key", None)
     boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
     return FlightResponse(
-        boarding.board(key, worker, requests, frames),
+        boarding.board(key, found, requests, frames),
         renderer,
         prompts=prompts,
         keepalive_s=gateway.settings.keepalive_s,
@@ -197,12 +203,12 @@ def _respond(
 
 
 def _read_images(
-    images: tuple[Image, ...], worker: Worker, bytes_max: int
+    images: tuple[Image, ...], found: Worker | Vacancy, bytes_max: int
 ) -> tuple[list[Media], list[bytes]]:
     media, frames = [], []
     for index, image in enumerate(images):
-        if not worker.capabilities.images:
-            message = f"{worker.model} does not take images."
+        if not found.capabilities.images:
+            message = f"{found.model} does not take images."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=image.param)
         try:
             read = read_data_url(image.url, bytes_max=bytes_max)
@@ -225,16 +231,16 @@ def _log_flight(who: str, flight: Flight, status: int) -> None:
 
 
 async def list_models(request: Request) -> Response:
-    """GET /v1/models: every model a worker has named, whether or not it can serve at this moment."""
+    """GET /v1/models: every model that is configured or that a worker has named, loaded or not."""
     gateway: Gateway = request.app.state.gateway
     names = sorted(gateway.dispatcher.fleet.models)
     return JSONResponse({"object": "list", "data": [_model_object(gateway, name) for name in names]})
 
 
 async def get_model(request: Request) -> Response:
-    """GET /v1/models/{id}; ids may contain slashes."""
+    """GET /v1/models/{id}; ids may contain slashes, and aliases are answered too."""
     gateway: Gateway = request.app.state.gateway
-    name = request.path_params["model"]
+    name = gateway.dispatcher.catalogue.resolve(request.path_params["model"]) or ""
     if name not in gateway.dispatcher.fleet.models:
         raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
     return JSONResponse(_model_object(gateway, name))
@@ -242,10 +248,14 @@ async def get_model(request: Request) -> Response:
 
 def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
     known = gateway.dispatcher.fleet.models[name]
+    catalogue = gateway.dispatcher.catalogue
     created = int(time.time() - (time.monotonic() - known.first_seen_at))
     model: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "roundhouse"}
     if known.context_length:
         model["context_length"] = known.context_length
+    model["state"] = catalogue.state(name)
+    if name in catalogue.states:
+        model["aliases"] = catalogue.states[name].aliases
     return model
 
 
@@ -270,9 +280,10 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """GET /ready: some worker can serve; otherwise 503 with the reason and a Retry-After."""
+    """GET /ready: some model serves, or is started when asked for; otherwise 503 with the reason and a
+    Retry-After."""
     gateway: Gateway = request.app.state.gateway
-    gateway.dispatcher.find(None)
+    gateway.dispatcher.check_ready()
     return JSONResponse({"status": "ready"})
 
 

@@ -38,7 +38,7 @@ class Berth:
         return cls(worker, rows, settled, len(aboard), len(unproven), tried[0] if tried else None)
 
     def takes(self, flight: Flight, standing: Standing) -> bool:
-        if self.worker.model != flight.model:
+        if self.worker.model != flight.model or not flight.goes_on_with(self.worker.identity):
             return False
         if self.tries is not None:
             return standing is Standing.ALONE and self.aboard < self.rows and mark_of(flight) == self.tries

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from broker.admission import has_begun
 from broker.auth import Key
 from broker.dispatch import Dispatcher
-from broker.fleet import Worker
+from broker.fleet import Vacancy, Worker
 from broker.inflight import Flight
 from broker.limits import Shares
 from protocol.errors import Code, RequestError
@@ -41,7 +41,11 @@ class Boarding:
 
     @contextmanager
     def board(
-        self, key: Key | None, worker: Worker, requests: Sequence[Generate], media: Sequence[bytes]
+        self,
+        key: Key | None,
+        found: Worker | Vacancy,
+        requests: Sequence[Generate],
+        media: Sequence[bytes],
     ) -> Iterator[list[Flight]]:
         """All of one client's requests, or none. On the event loop.
 
@@ -50,8 +54,8 @@ class Boarding:
         """
         admission = self.dispatcher.admission
         held = self.shares.held(key.digest if key else None, len(requests), admission.retry_after_s)
-        with held, self.dispatcher.board(worker, requests, media) as flights:
-            wait = _Wait(self.dispatcher, worker.model, flights)
+        with held, self.dispatcher.board(found, requests, media) as flights:
+            wait = _Wait(self.dispatcher, found.model, flights)
             timer = None
             if self.queue_timeout_s is not None:
                 loop = asyncio.get_running_loop()

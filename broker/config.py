@@ -93,6 +93,17 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Seconds,
         Meta(description="seconds that requests which lost their worker wait for another to get to work"),
     ] = 120.0
+    load_timeout_s: Annotated[
+        Seconds,
+        Meta(description="seconds that requests wait for a model that is loaded because of them; then 503"),
+    ] = 300.0
+    unload_after_s: Annotated[
+        Seconds | None,
+        Meta(
+            description="seconds without a request after which one of several models is unloaded; none: only"
+            " to make room for another"
+        ),
+    ] = None
     hung_timeout_s: Annotated[
         Seconds,
         Meta(

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 from broker import reconcile
 from broker.admission import Admission
+from broker.catalogue import Catalogue, Tell
 from broker.clearing import Clearing
 from broker.failover import Failover, Send, listed
-from broker.fleet import Fleet, Verdict, Worker
+from broker.fleet import Fleet, Vacancy, Verdict, Worker
 from broker.inflight import Flight, Flights, Gain
 from protocol import logs
 from protocol.errors import Code, RequestError
@@ -49,8 +50,6 @@ MODELS_MAX = 256
 
 Kill = Callable[[int], None]
 """End the process with this id, which belongs to a worker of this machine that hangs."""
-Serves = Callable[[int], None]
-"""The worker with this process id has become ready."""
 
 
 class Dispatcher:
@@ -65,9 +64,11 @@ class Dispatcher:
         send: Send,
         clock: Callable[[], float],
         failover_timeout_s: float = 120.0,
+        load_timeout_s: float = 300.0,
         hung_timeout_s: float = 15.0,
+        unload_after_s: float | None = None,
         kill: Kill | None = None,
-        serves: Serves | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.fleet = fleet
@@ -79,7 +80,9 @@ class Dispatcher:
             send=send,
             clock=clock,
             timeout_s=failover_timeout_s,
+            load_timeout_s=load_timeout_s,
         )
+        self.catalogue = Catalogue(fleet, self.flights, clock, unload_after_s=unload_after_s, tell=tell)
         self.admission = admission
         self.dropped: Counter[str] = Counter()
         self.stopping = False
@@ -88,36 +91,49 @@ class Dispatcher:
         self._clock = clock
         self._hung_timeout_s = hung_timeout_s
         self._kill = kill
-        self._serves = serves
 
     # --- what clients want ---
 
-    def find(self, model: str | None) -> Worker:
-        """The worker a request for `model` would go to. Raises `RequestError`."""
+    def find(self, model: str | None) -> Worker | Vacancy:
+        """The worker a request for `model` would go to, or what it may wait for. Raises `RequestError`."""
         if self.stopping:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
-        return self.fleet.find(model, self._clock(), self.failover.load)
+        name = self.catalogue.resolve(model)
+        return self.catalogue.vacancy(name) or self.fleet.find(name, self._clock(), self.failover.load)
+
+    def check_ready(self) -> None:
+        """Raises `RequestError` where no model serves, nor can be started."""
+        names = list(self.catalogue.states) if self.catalogue.on_demand else [None]
+        refusals = []
+        for name in names:
+            try:
+                self.find(name)
+            except RequestError as error:
+                refusals.append(error)
+        if len(refusals) == len(names):
+            raise refusals[0]
 
     @contextmanager
     def board(
-        self, worker: Worker, requests: Sequence[Generate], media: Sequence[bytes]
+        self, found: Worker | Vacancy, requests: Sequence[Generate], media: Sequence[bytes]
     ) -> Iterator[list[Flight]]:
-        """Send what one client asks, a request for each choice, to a worker: all of them or none.
+        """Send what one client asks, a request for each choice, to a worker, or have it wait: all or none.
 
         While the context is open, their flights collect what comes back. Leaving it, however that comes
         about, frees the slots and tells the worker of those it is still at work on. Raises `RequestError`
         when the worker is too full or cannot be reached, and for a request that has brought it down before.
         """
-        self.failover.suspects.check(requests, worker.model)
-        if not worker.serves or self.fleet.get(worker.incarnation) is not worker:
-            # It has been told to stop, or was lost, since it was found; another may have its model.
-            worker = self.find(worker.model)
-        assert worker.ready is not None
-        self.admission.check(self.present(worker), worker.ready, requests)
+        self.failover.suspects.check(requests, found.model)
+        if isinstance(found, Vacancy) or not self._is_there(found):
+            # It has been told to stop, was lost, or has come, since then; another may have its model.
+            found = self.find(found.model)
+        assert found.ready is not None
+        self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
-        flights = [self.flights.open(request, worker.model, now, media) for request in requests]
+        flights = [self.flights.open(request, found.model, now, media) for request in requests]
         try:
-            self.failover.depart(flights, worker)
+            self.failover.depart(flights, found if isinstance(found, Worker) else None)
+            self.catalogue.update()
             yield flights
         finally:
             for flight in flights:
@@ -125,10 +141,15 @@ class Dispatcher:
                     self.failover.cancel(flight)
                 self.flights.close(flight)
             self.failover.place()
+            self.catalogue.update()
 
-    def present(self, worker: Worker) -> list[Flight]:
+    def _is_there(self, worker: Worker) -> bool:
+        return worker.serves and self.fleet.get(worker.incarnation) is worker
+
+    def present(self, found: Worker | Vacancy) -> list[Flight]:
         """Who has a place with this worker: those aboard, and those who wait for one of its model."""
-        return [*self.flights.aboard(worker.incarnation), *self.flights.waiting(worker.model)]
+        aboard = self.flights.aboard(found.incarnation) if isinstance(found, Worker) else []
+        return [*aboard, *self.flights.waiting(found.model)]
 
     def give_up(self, flight: Flight, code: Code, message: str = "") -> None:
         """End a flight with an error of the gateway's own, and tell the worker."""
@@ -142,7 +163,9 @@ class Dispatcher:
         While the context is open the answers are collected. Raises `RequestError` when nobody serves, or one
         who does cannot be reached.
         """
-        self.find(model)
+        if model is not None:
+            model = self.catalogue.resolve(model)
+        self.fleet.find(model, self._clock(), self.failover.load)
         serving = [worker for worker in self.fleet if worker.serves and model in (None, worker.model)]
         clearing = Clearing(id, {worker.incarnation: worker.model for worker in serving})
         self._clearings[id] = clearing
@@ -217,8 +240,7 @@ class Dispatcher:
                 if worker.ready is None:
                     log.info("%s is ready: context %d tokens", message.model, message.context_length)
                 self.fleet.ready(worker, message, now)
-                if self._serves is not None:
-                    self._serves(worker.pid)
+                self.catalogue.update()
             case Draining():
                 log.info("worker for %s (pid %d) is told to stop", worker.model, worker.pid)
                 worker.draining = True
@@ -299,6 +321,7 @@ class Dispatcher:
         self._ground(worker, how, died=died)
         for clearing in self._clearings.values():
             clearing.lose(incarnation)
+        self.catalogue.update()
         self.failover.place()
 
     def _ground(self, worker: Worker, how: str, *, died: bool) -> None:
@@ -320,6 +343,7 @@ class Dispatcher:
             for worker in self.fleet.hung(now, self._hung_timeout_s):
                 log.error("worker for %s (pid %d) hangs, and is killed", worker.model, worker.pid)
                 self._kill(worker.pid)
+        self.catalogue.update()
         self.failover.sweep()
 
     def stop(self) -> None:

@@ -25,6 +25,7 @@ log.addFilter(logs.Sparse())
 
 MENDS_MAX = 8
 """So often in a row, without a token in between, a flight is sent again because of losses on the line."""
+REPLACED = "Another model has taken the place of the one that began this answer."
 
 _NAMED_MAX = 16
 
@@ -44,7 +45,9 @@ class Failover:
         send: Send,
         clock: Callable[[], float],
         timeout_s: float,
+        load_timeout_s: float,
     ) -> None:
+        """`timeout_s`: how long those wait that have lost their worker, `load_timeout_s`: newcomers."""
         self.suspects = Suspects(clock)
         self.counts: Counter[str] = Counter()
         """What became of flights that lost their worker, or a part of what it said."""
@@ -54,6 +57,7 @@ class Failover:
         self._send = send
         self._clock = clock
         self._timeout_s = timeout_s
+        self._load_timeout_s = load_timeout_s
         self._calm_since: dict[str, float] = {}
         """Models of which a worker serves: since when, and since the last loss of one."""
 
@@ -67,16 +71,18 @@ class Failover:
         waits = tries or any(standing(f) in (Standing.SUSPECT, Standing.ALONE) for f in waiting)
         return waits, len(aboard)
 
-    def depart(self, flights: Sequence[Flight], worker: Worker) -> None:
-        """Newcomers board, all of them, or wait until that worker or another of its model takes them.
+    def depart(self, flights: Sequence[Flight], worker: Worker | None) -> None:
+        """Newcomers board, all of them, or wait until that worker or another of its model takes them. None:
+        there is no worker yet.
 
         Raises `RequestError` when it is gone, cannot be reached, or the request cannot be put on the wire.
         """
-        if not worker.serves or self._fleet.get(worker.incarnation) is not worker:
+        gone = worker is not None and self._fleet.get(worker.incarnation) is not worker
+        if gone or (worker is not None and not worker.serves):
             raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
         for flight in flights:
             flight.suspect = self.suspects.deaths(flight) > 0
-        if self.load(worker)[0] or any(flight.suspect for flight in flights):
+        if worker is None or self.load(worker)[0] or any(flight.suspect for flight in flights):
             self.place()
             return
         for flight in flights:
@@ -89,6 +95,7 @@ class Failover:
 
     def _board(self, flight: Flight, worker: Worker) -> bool:
         message = self._flights.board(flight, worker.incarnation, self._clock())
+        flight.identity = worker.identity
         return self._send(worker.incarnation, message, flight.media)
 
     def place(self) -> None:
@@ -119,6 +126,14 @@ class Failover:
             elif flight.legs > 1:
                 self.counts["resumed"] += 1
                 log.info("%s goes on behind %d tokens", flight.id, len(flight.tokens))
+        self._fail_strangers()
+
+    def _fail_strangers(self) -> None:
+        """Nobody can finish what another model began, though it now has that one's name."""
+        for flight in self._flights.waiting():
+            serving = [worker for worker in self._fleet if worker.serves and worker.model == flight.model]
+            if serving and not any(flight.goes_on_with(worker.identity) for worker in serving):
+                flight.fail(Code.WORKER_UNAVAILABLE, REPLACED)
 
     # --- and off again ---
 
@@ -187,11 +202,17 @@ class Failover:
     def _give_up(self) -> None:
         """End those who wait for a verdict, or for a worker of their model to make a step, for too long."""
         now = self._clock()
+        loaded = {worker.model for worker in self._fleet if worker.fit}
         for flight in self._flights.waiting():
             since = flight.waiting_since
             if self.suspects.standing(flight) is not Standing.HELD:
                 since = max(since, self._fleet.models[flight.model].advanced_at)
-            if now - since > self._timeout_s:
+            waited_s = now - since
+            if not flight.legs and flight.model not in loaded:
+                if waited_s > self._load_timeout_s:
+                    message = f"The model `{flight.model}` was not ready within {self._load_timeout_s:g} s."
+                    flight.fail(Code.MODEL_LOADING, message)
+            elif waited_s > self._timeout_s:
                 message = f"The worker was lost, and no other has taken over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)
 

@@ -44,6 +44,8 @@ class Worker:
     """The last one: what the worker says of itself."""
     draining: bool = False
     """It ends what it has, and takes nothing more."""
+    held: bool = False
+    """It would take more, and is not given any."""
     verdict: Verdict | None = None
     judged_at: float = 0.0
     """When it got its verdict."""
@@ -58,27 +60,64 @@ class Worker:
         return "loading" if self.ready is None else "ready"
 
     @property
-    def serves(self) -> bool:
+    def fit(self) -> bool:
+        """It could take requests."""
         return self.ready is not None and self.verdict is None and not self.draining
+
+    @property
+    def serves(self) -> bool:
+        """It is given requests."""
+        return self.fit and not self.held
 
     @property
     def capabilities(self) -> Capabilities:
         return self.ready.capabilities if self.ready else Capabilities()
 
+    @property
+    def cache_bytes(self) -> int:
+        """Of its requests and of stored prefixes, by its last beat."""
+        prefix = self.beat.prefix if self.beat else None
+        return (self.beat.cache_bytes if self.beat else 0) + (prefix.ram_bytes if prefix else 0)
+
+    @property
+    def identity(self) -> str:
+        return self.ready.identity if self.ready else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """A model that no worker serves just now, for whose requests one will be there.
+
+    `ready`: what the last one said, or what is to be assumed of one that was never seen.
+    """
+
+    model: str
+    ready: Ready
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.ready.capabilities
+
 
 @dataclass(slots=True)
 class KnownModel:
-    """A model some worker has named, whether or not one serves it now."""
+    """A model that is configured, or that some worker has named, whether or not one serves it now."""
 
     first_seen_at: float
-    context_length: int = 0
+    last: Ready | None = None
+    """What the last worker that was ready said of it."""
     load_s: float | None = None
     advanced_at: float = 0.0
     """When a worker was last heard to have made a step of it."""
 
+    @property
+    def context_length(self) -> int:
+        """0: not known yet."""
+        return self.last.context_length if self.last else 0
+
 
 class Fleet:
-    """All connected workers, and every model they have ever named."""
+    """All connected workers, every model they have ever named, and those that are configured."""
 
     def __init__(self, *, silent_after_s: float, stall_timeout_s: float) -> None:
         self._silent_after_s = silent_after_s
@@ -108,7 +147,7 @@ class Fleet:
         first, worker.ready = worker.ready is None, message
         worker.stepped_at = now
         known = self.models.setdefault(worker.model, KnownModel(first_seen_at=now))
-        known.context_length = message.context_length
+        known.last = message
         # One that was ready when it came tells nothing about how long loading takes.
         if first and worker.loading is not None:
             known.load_s = now - worker.met_at
@@ -166,6 +205,13 @@ class Fleet:
         return None
 
     # --- where a request goes ---
+
+    def vacancy(self, model: str) -> Vacancy:
+        """What is known of a model without a worker. One that was never seen may be able to do anything: what
+        it cannot, its worker refuses."""
+        able = Capabilities(images=True)
+        unseen = Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
+        return Vacancy(model, self.models[model].last or unseen)
 
     def find(self, model: str | None, now: float, load: Callable[[Worker], tuple[bool, int]]) -> Worker:
         """The worker with the least `load` of those that serve `model` (None: any). Raises `RequestError`."""

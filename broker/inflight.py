@@ -69,7 +69,7 @@ class Flight:
     client has, or can take. `prompt_tokens`: until a worker has counted them, 0 or a guess. `mends`: how
     often in a row, without a token in between, it was sent again because something was lost on the line.
     `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
-    it.
+    it. `identity`: of the model that it was aboard last; `model` is only the name that was asked for.
     """
 
     request: Generate
@@ -82,6 +82,7 @@ class Flight:
     mends: int = 0
     suspect: bool = False
     fingerprint: bytes = b""
+    identity: str = ""
     tokens: list[int] = field(default_factory=list)
     accepted: bool = False
     prompt_tokens: int = 0
@@ -101,6 +102,10 @@ class Flight:
     def proven(self) -> bool:
         """Its present leg has shown that it does not end where another one did."""
         return self.leg is not None and self.leg.deltas >= PROVEN_DELTAS
+
+    def goes_on_with(self, identity: str) -> bool:
+        """Whether the model with this identity can finish what this flight has got."""
+        return not self.tokens or self.identity == identity
 
     def take(self) -> list[Item]:
         """Everything that arrived since the last call, in order; the terminal item comes last."""

@@ -31,9 +31,10 @@ class Renderer(Protocol):
     """
 
     content_type: bytes
-    keepalive: bytes
-    """Sent when nothing else was for a while; empty where the format has no such thing."""
     over: bool
+
+    def wait(self) -> bytes:
+        """What is sent when nothing else was for a while; empty where the format has no such thing."""
 
     def feed(self, batches: Sequence[Batch]) -> bytes: ...
 
@@ -114,7 +115,7 @@ class FlightResponse:
         started = False
         batches = await self._opening(flights, reader)
         while not reader.client_gone:
-            body = self._renderer.feed(batches) if batches else self._renderer.keepalive
+            body = self._renderer.feed(batches) if batches else self._renderer.wait()
             over = self._renderer.over
             if body or over:
                 if not started:
@@ -128,13 +129,17 @@ class FlightResponse:
         return 499
 
     async def _opening(self, flights: Sequence[Flight], reader: Reader) -> list[Batch]:
-        """All that came until the headers can be sent; empty when the client left before.
+        """All that came until the headers can be sent; empty when the client left before, or needs a sign of
+        life.
 
-        Nothing is sent before the worker's first word: a request it refuses gets its status code. A request
-        in its queue is accepted and no more, so from there on the wait is short.
+        Nothing is sent before the worker's first word: a request it refuses gets its status code. Only who
+        waits for a worker as such gets comments, and what is wrong, if anything is, in an event. A request
+        in a worker's queue is accepted and no more, so from there on the wait is short.
         """
         loop = asyncio.get_running_loop()
-        batches = await reader.batches()
+        while not (batches := await reader.batches(self._keepalive_s)):
+            if reader.client_gone or all(flight.leg is None for flight in flights):
+                return []
         held_until = loop.time() + HEADERS_HELD_S_MAX
         while not (reader.client_gone or _has_begun(batches) or reuse.header(flights, self._prompts)):
             left_s = held_until - loop.time()

@@ -47,7 +47,8 @@ def _version() -> str:
 
 
 def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, int]) -> dict[str, Any]:
-    """The gateway and every worker that is connected, with its requests.
+    """The gateway, every model, and every worker that is connected, with its requests. A model's `waiting`
+    are aboard no worker.
 
     `line_errors`: what went wrong on the line, counted.
     """
@@ -63,7 +64,19 @@ def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, in
             "dropped": dict(dispatcher.dropped),
             "line_errors": dict(line_errors),
         },
+        "models": [_model(dispatcher, name) for name in sorted(dispatcher.fleet.models)],
         "workers": [_worker(worker) for worker in dispatcher.fleet],
+    }
+
+
+def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
+    configured = dispatcher.catalogue.states.get(name)
+    return {
+        "model": name,
+        "state": dispatcher.catalogue.state(name),
+        "resident": configured is not None and configured.resident,
+        "memory_bytes": configured.memory_bytes if configured else 0,
+        "waiting": len(dispatcher.flights.waiting(name)),
     }
 
 

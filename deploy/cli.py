@@ -55,7 +55,7 @@ def _common(
 
 @app.command(context_settings=OWN_FLAGS)
 def serve(context: typer.Context) -> None:
-    """Run the gateway and one worker, supervised, in the foreground."""
+    """Run the gateway and a worker for each model, supervised, in the foreground."""
     try:
         given, children = serving.read(context.args, os.environ)
         path = control.path_for(serving.port(context.args, os.environ))
@@ -67,6 +67,7 @@ def serve(context: typer.Context) -> None:
         stop_timeout_s=given.stop_timeout_s,
         limits=given.restart_limits(),
         reloading=given.reloading(path),
+        memory_budget=given.memory_budget,
     ).run()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
     raise typer.Exit(status)
@@ -76,17 +77,26 @@ def serve(context: typer.Context) -> None:
 def reload(
     port: Annotated[int | None, typer.Option(help="Where the gateway of that serve listens.")] = None,
     config: Annotated[Path | None, typer.Option(help="The TOML file of that serve.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Which of several models, by the name that clients use; none: all.")
+    ] = None,
+    swap_for: Annotated[
+        str | None,
+        typer.Option("--with", help="Serve this model, an id or a folder, under that name from now on."),
+    ] = None,
 ) -> None:
-    """Have a running serve replace its worker by a new process, without the loss of a request.
+    """Have a running serve replace workers by new processes, without the loss of a request.
 
-    The new worker starts beside the old one where memory allows, else after it. One that does not get ready
-    leaves the old one in place. Status 1 when the worker was not replaced. Under launchd or systemd the old
-    one ends first, and who asks before the new one is ready gets a 503.
+    A new worker starts beside the old one where memory allows, else after it. One that does not get ready
+    leaves the old one in place. Status 1 when a worker was not replaced. Where another model takes its place,
+    the old one ends the requests it has; the TOML file is not changed by that. Under launchd or systemd the
+    old worker ends first, and who asks before the new one is ready gets a 503.
     """
     program = "roundhouse reload"
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        done, text = _order_reload(control.path_for(serving.port(flags, os.environ)))
+        order = control.Order(model, swap_for)
+        done, text = _order_reload(control.path_for(serving.port(flags, os.environ)), order)
     except (
         settings.SettingsError,
         sockets.EndpointError,
@@ -99,11 +109,11 @@ def reload(
     raise typer.Exit(0 if done else 1)
 
 
-def _order_reload(path: Path) -> tuple[bool, str]:
+def _order_reload(path: Path, order: control.Order) -> tuple[bool, str]:
     try:
-        return control.order(path)
+        return control.order(path, order)
     except control.NobodyListensError:
-        if names := service.reload(_manager()):
+        if order == control.Order() and (names := service.reload(_manager())):
             return True, f"restarted {', '.join(names)}"
         raise
 

@@ -1,4 +1,4 @@
-"""How `roundhouse reload` speaks to `roundhouse serve`: one order and one answer on a Unix socket.
+"""How `roundhouse reload` speaks to `roundhouse serve`: one order in JSON and one answer, on a Unix socket.
 
 The socket is in the runtime directory, which only its owner can enter, and is named by the gateway's port.
 Orders are taken one after another, each when the one before has its answer.
@@ -13,14 +13,28 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from protocol import sockets
 
-ORDER = b"reload\n"
+ORDER_BYTES_MAX = 65_536
 ANSWER_S_MAX = 7200.0
 _ORDER_S_MAX = 5.0
 _CLOSE_S_MAX = 5.0
 _WAITING_MAX = 8
 _DONE, _FAILED = b"+", b"-"
+
+
+class Order(Struct, frozen=True, omit_defaults=True):
+    """Reload the model with this name; None: every one that runs. `swap_for`: another model, by its id or
+    folder, is to be served under that name from now on."""
+
+    model: str | None = None
+    swap_for: str | None = None
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
 
 
 class ControlError(Exception):
@@ -39,7 +53,7 @@ def path_for(port: int) -> Path:
 class Control:
     """The supervisor's end. `on_order` is called, on a thread of its own, for each that must be answered."""
 
-    def __init__(self, path: Path, on_order: Callable[[], None]) -> None:
+    def __init__(self, path: Path, on_order: Callable[[Order], None]) -> None:
         """Raises `OSError`: another supervisor listens there already, say."""
         self._path, self._on_order = path, on_order
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -76,9 +90,17 @@ class Control:
             # Who hangs up before the answer has changed nothing.
             with caller, contextlib.suppress(OSError):
                 caller.settimeout(_ORDER_S_MAX)
-                if not self._closing and caller.recv(len(ORDER), socket.MSG_WAITALL) == ORDER:
-                    self._on_order()
+                order = _receive(caller)
+                if not self._closing and order is not None:
+                    self._on_order(order)
                     caller.sendall(self._answers.get())
+
+
+def _receive(caller: socket.socket) -> Order | None:
+    """None: he says nothing that makes sense."""
+    with caller.makefile("rb") as lines, contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(lines.readline(ORDER_BYTES_MAX), type=Order)
+    return None
 
 
 def _remove_stale(path: Path) -> None:
@@ -92,14 +114,14 @@ def _remove_stale(path: Path) -> None:
     raise FileExistsError(f"another supervisor listens at {path}")
 
 
-def order(path: Path) -> tuple[bool, str]:
-    """Have the worker reloaded: whether it was, and what is to be said of it. Raises `ControlError`, or
-    `NobodyListensError`."""
+def order(path: Path, order: Order | None = None) -> tuple[bool, str]:
+    """Have it carried out; none: reload what runs. Whether it was, and what is to be said of it. Raises
+    `ControlError`, or `NobodyListensError`."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(ANSWER_S_MAX)
         try:
             line.connect(str(path))
-            line.sendall(ORDER)
+            line.sendall((order or Order()).encode())
             answer = b"".join(iter(lambda: line.recv(4096), b""))
         except (FileNotFoundError, ConnectionRefusedError):
             raise NobodyListensError(f"no `roundhouse serve` listens at {path}") from None

@@ -1,17 +1,24 @@
 """What the supervisor decides, without processes and without a clock of its own.
 
-Events go in (`Died`, `NotStarted`, `StopAsked`, or none: time has passed), decisions come out (`Start`,
-`Terminate`, `Kill`, `Report`), and `status` is set once when all is over. A child is in one of five states:
+Events go in, decisions come out (`deploy.events`), and `status` is set once when all is over. A child is in
+one of seven states:
 
-    WAITING   starts at `due`                     -> RUNNING when due, GONE when everything stops
-    RUNNING   since `since`                       -> WAITING or GONE when it dies, ENDING when its turn comes
-    ENDING    told to end, killed at `due`        -> GONE when it dies, KILLED when due
-    KILLED    SIGKILL sent, given up on at `due`  -> GONE when it dies or when due
+    PARKED    is not wanted                       -> WAITING when it is, GONE when everything stops
+    FAILED    is left alone until `due`           -> PARKED when due, GONE when everything stops
+    WAITING   starts at `due`                     -> RUNNING when due, PARKED when not wanted any more, GONE
+    RUNNING   since `since`                       -> WAITING, FAILED or GONE when it dies, ENDING when its
+                                                     turn comes or it is not wanted any more
+    ENDING    told to end, killed at `due`        -> GONE or PARKED when it dies, KILLED when due
+    KILLED    SIGKILL sent, given up on at `due`  -> GONE or PARKED when it dies or when due
     GONE      will not run again
+
+Some children run on demand: `Wanted` says which. When one of them cannot be kept alive it has FAILED, which
+is its own affair; when another child cannot, everything stops.
 
 A reload (`ReloadAsked`) brings a successor of one child, either beside it, under the other of its two names,
 and ends the old one when the successor serves; or behind it, under the same name. Until the successor serves
-its death is no more than the end of the reload, and the old one stays.
+its death is no more than the end of the reload, and the old one stays. In a swap, the old one is *leaving*
+before it is told to end: until it is said to be `Spare`, or its time is up.
 
 What must always hold: a child is started only when it does not run; once a stop has begun none is started;
 children end in the order given, each when the one before it is GONE; all are GONE before `status` is set.
@@ -19,140 +26,41 @@ children end in the order given, each when the one before it is GONE; all are GO
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
-import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
+from deploy.children import LIFELESS, TIMED, Entry, Reload, State, other_name
+from deploy.events import (
+    Decision,
+    Died,
+    Event,
+    Kill,
+    NotStarted,
+    ReloadAsked,
+    Reloaded,
+    Report,
+    Serving,
+    Spare,
+    Start,
+    StopAsked,
+    Terminate,
+    Wanted,
+    describe,
+)
 from deploy.restarts import RestartPolicy
+from protocol.orders import Stage
 from protocol.settings import EXIT_CONFIGURATION
 
 EXIT_STOPPED = 0
 EXIT_GAVE_UP = 1
 
-_SUCCESSOR = "-2"
 KILL_WAIT_S_MAX = 5.0
 """A process that SIGKILL has not ended by then hangs in the kernel; waiting longer would hang us too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The process of a child has ended and is reaped; `returncode` as `subprocess` gives it.
-
-    `words`: what it said of its end, if anything. `about`: what it was about, if it kept a logbook.
-    """
-
-    name: str
-    pid: int
-    returncode: int
-    words: str = ""
-    about: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NotStarted:
-    """The process of a child could not be started at all."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Somebody wants everything to end. Asked again: at once."""
-
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadAsked:
-    """Somebody wants another process in place of this child's. `beside`: while the old one still runs."""
-
-    name: str
-    beside: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """This child has begun to serve."""
-
-    name: str
-
-
-Event = Died | NotStarted | StopAsked | ReloadAsked | Serving
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One line for the log, at a level of `logging`."""
-
-    text: str
-    level: int = logging.INFO
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """The end of the reload that was asked for, good or bad: for the one who asked."""
-
-    done: bool
-    text: str
-
-
-Decision = Start | Terminate | Kill | Report | Reloaded
-
-
-class State(enum.Enum):
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    ENDING = enum.auto()
-    KILLED = enum.auto()
-    GONE = enum.auto()
-
-
-@dataclass(slots=True)
-class _Entry:
-    name: str
-    state: State
-    since: float = 0.0
-    due: float = 0.0
-    retired: bool = False
-    """Told to end, while the others go on."""
-
-
-@dataclass(slots=True)
-class _Reload:
-    """`old` and `new` are one name when one comes after the other. `due`: when the successor must serve."""
-
-    old: str
-    new: str
-    due: float
-    serving: bool = False
-
-    @property
-    def beside(self) -> bool:
-        return self.old != self.new
-
-
-def other_name(name: str) -> str:
-    """The name of a child's successor, and of that one's again."""
-    return name.removesuffix(_SUCCESSOR) if name.endswith(_SUCCESSOR) else name + _SUCCESSOR
+FAILED_S = 60.0
+"""So long a child that cannot be kept alive is left alone, if it is one that runs on demand."""
+LEAVE_S_MAX = 600.0
+"""So long one that is leaving gets until it is told to end, whatever it still has to do."""
 
 
 class Lifecycle:
@@ -167,16 +75,23 @@ class Lifecycle:
         now: float,
         drain_timeout_s: float = 0.0,
         ready_timeout_s: float = 600.0,
+        on_demand: Mapping[str, RestartPolicy] | None = None,
+        wanted: Collection[str] = (),
     ) -> None:
-        """`drain_timeout_s`: what a child that is reloaded gets on top of `stop_timeout_s` to end."""
+        """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
+        `on_demand`: children that run when they are `wanted`, each with a policy of its own."""
         if len(set(names)) != len(names):
             raise ValueError(f"two children of one name: {', '.join(names)}")
-        self._entries = {name: _Entry(name, State.WAITING, due=now) for name in names}
+        self._on_demand = on_demand or {}
+        self._wanted = frozenset(wanted)
+        self._entries = {name: Entry(name, name, State.WAITING, due=now) for name in names}
+        for name in self._on_demand.keys() - self._wanted:
+            self._entries[name].state = State.PARKED
         self._policy = policy
         self._stop_timeout_s = stop_timeout_s
         self._drain_timeout_s = drain_timeout_s
         self._ready_timeout_s = ready_timeout_s
-        self._reload: _Reload | None = None
+        self._reload: Reload | None = None
         self._asked = False
         self._stopping_with: int | None = None
         self.status: int | None = None
@@ -184,114 +99,184 @@ class Lifecycle:
     def states(self) -> dict[str, State]:
         return {entry.name: entry.state for entry in self._entries.values()}
 
+    def stage(self, child: str) -> Stage:
+        """How a child stands, under whichever name."""
+        entries = self._of(child)
+        if any(entry.state in (State.RUNNING, State.WAITING) for entry in entries):
+            return "running"
+        if any(entry.state in (State.ENDING, State.KILLED) for entry in entries):
+            return "ending"
+        return "failed" if any(entry.state is State.FAILED for entry in entries) else "parked"
+
+    def leaving(self) -> set[str]:
+        """Those that are to end as soon as they have nothing to do, by name."""
+        return {entry.name for entry in self._entries.values() if entry.leaving}
+
+    def _of(self, child: str) -> list[Entry]:
+        return [entry for entry in self._entries.values() if entry.child == child]
+
     def wake_at(self) -> float | None:
         """When `handle` must be called again though nothing has happened; None: not before something does."""
-        timed = State.WAITING, State.ENDING, State.KILLED
-        due = [entry.due for entry in self._entries.values() if entry.state in timed]
+        if self._stopping_with is not None:  # whose turn has not come has no other time
+            turn = next((e for e in self._entries.values() if e.state is not State.GONE), None)
+            return turn.due if turn is not None else None
+        due = [entry.due for entry in self._entries.values() if entry.state in TIMED or entry.leaving]
         if self._reload is not None and not self._reload.serving:
             due.append(self._reload.due)
         return min(due, default=None)
 
     def handle(self, event: Event | None, now: float) -> list[Decision]:
         """What is to be done now, in this order."""
-        decisions: list[Decision] = []
+        decisions = self._take(event, now)
+        if self._stopping_with is not None:
+            return [*decisions, *self._end_reload(False, "everything stops"), *self._stop_next(now)]
+        decisions += self._end_retired(now)
+        decisions += self._watch_reload(now)
+        decisions += self._follow_wanted(now)
+        return [*decisions, *self._start_due(now)]
+
+    def _take(self, event: Event | None, now: float) -> list[Decision]:
         match event:
             case Died() | NotStarted():
-                decisions += self._ended(event, now)
+                return self._ended(event, now)
             case StopAsked():
-                decisions += self._stop_asked(event, now)
+                return self._stop_asked(event, now)
             case ReloadAsked():
-                decisions += self._reload_asked(event, now)
+                return self._reload_asked(event, now)
             case Serving(name):
-                decisions += self._serves(name, now)
+                return self._serves(name, now)
+            case Spare(name):
+                entry = self._entries.get(name)
+                return self._retire(entry, now) if entry is not None and entry.leaving else []
+            case Wanted(names):
+                self._wanted = names
             case None:
                 pass
-        if self._stopping_with is None:
-            decisions += [*self._end_retired(now), *self._watch_reload(now), *self._start_due(now)]
-        else:
-            decisions += [*self._end_reload(False, "everything stops"), *self._stop_next(now)]
-        return decisions
+        return []
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
         entry = self._entries.get(event.name)
-        if entry is None or entry.state in (State.GONE, State.WAITING):
+        if entry is None or entry.state in LIFELESS:
             return []  # given up on after SIGKILL, and dead at last
-        what = _describe(event, now - entry.since)
+        what = describe(event, now - entry.since)
         if self._stopping_with is not None:
-            entry.state = State.GONE
+            entry.state, entry.leaving = State.GONE, False
             return [Report(what)]
-        if entry.retired:
+        if entry.retired or entry.leaving:
             return [Report(what), *self._retired(entry, now)]
-        if self._reload is not None and self._reload.new == entry.name and not self._reload.serving:
-            beside = self._reload.beside
+        reload = self._reload
+        if reload is not None and reload.new == entry.name and not reload.serving:
             failed = self._end_reload(False, f"the new process did not get ready: {what}")
-            if beside:
+            if reload.beside:
                 del self._entries[entry.name]
+                return failed
+            if reload.swap:  # what was there before was all right
+                entry.state, entry.due = State.WAITING, now
                 return failed
             return [*failed, *self._restart(entry, event, what, now)]
         return self._restart(entry, event, what, now)
 
-    def _restart(self, entry: _Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
+    def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         if isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION:
-            entry.state = State.GONE
-            self._stopping_with = EXIT_CONFIGURATION
-            return [Report(f"{what}; a restart cannot help, everything stops", logging.ERROR)]
-        delay_s = self._policy.died(entry.name, now - entry.since, now)
+            return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
+        policy = self._on_demand.get(entry.child, self._policy)
+        delay_s = policy.died(entry.name, now - entry.since, now)
         if delay_s is None:
-            entry.state = State.GONE
-            self._stopping_with = EXIT_GAVE_UP
-            limits = self._policy.limits
-            why = f"more than {limits.deaths_max} ends within {limits.window_s:g} s, giving up"
-            return [Report(f"{what}; {why}", logging.ERROR)]
+            why = f"more than {policy.limits.deaths_max} ends within {policy.limits.window_s:g} s, giving up"
+            return self._give_up(entry, f"{what}; {why}", EXIT_GAVE_UP, now)
         entry.state, entry.due = State.WAITING, now + delay_s
         return [Report(f"{what}; starts again in {delay_s:g} s", logging.WARNING)]
+
+    def _give_up(self, entry: Entry, why: str, status: int, now: float) -> list[Decision]:
+        if entry.child in self._on_demand:
+            entry.state, entry.due = State.FAILED, now + FAILED_S
+            return [Report(f"{why}; it is left alone for {FAILED_S:g} s", logging.ERROR)]
+        entry.state = State.GONE
+        self._stopping_with = status
+        return [Report(f"{why}, everything stops", logging.ERROR)]
+
+    # --- on demand ---
+
+    def _follow_wanted(self, now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        for entry in list(self._entries.values()):
+            if entry.child not in self._on_demand or self._is_in_reload(entry.child):
+                continue
+            if entry.state is State.FAILED and now >= entry.due:
+                entry.state = State.PARKED
+            wanted = entry.child in self._wanted
+            if entry.state is State.PARKED and wanted:
+                entry.state, entry.due = State.WAITING, now
+            elif entry.state is State.WAITING and not wanted:
+                entry.state = State.PARKED
+            elif entry.state is State.RUNNING and not wanted:
+                decisions += [Report(f"{entry.name} is not needed just now"), *self._retire(entry, now)]
+        return decisions
+
+    def _is_in_reload(self, child: str) -> bool:
+        return self._reload is not None and self._entries[self._reload.new].child == child
 
     # --- reload ---
 
     def _reload_asked(self, event: ReloadAsked, now: float) -> list[Decision]:
-        if self._reload is not None or any(entry.retired for entry in self._entries.values()):
-            return [Reloaded(False, "a reload is under way")]
         if self._stopping_with is not None:
             return [Reloaded(False, "everything stops")]
         entry = self._entries.get(event.name)
+        if self._reload is not None or (entry and any(other.retired for other in self._of(entry.child))):
+            return [Reloaded(False, "a reload is under way")]
+        if entry is not None and entry.state in (State.PARKED, State.FAILED):
+            entry.state = State.PARKED
+            return [Reloaded(True, f"{entry.name} does not run; what starts next is new")]
         if entry is None or entry.state is not State.RUNNING:
             return [Reloaded(False, f"{event.name} does not run just now; it is started anyway")]
         if not event.beside:
-            self._reload = _Reload(entry.name, entry.name, due=math.inf)
-            return [Report(f"reload: {entry.name} ends first, for lack of memory"), *self._retire(entry, now)]
+            self._reload = Reload(entry.name, entry.name, due=math.inf, swap=event.swap)
+            return [Report(f"reload: {entry.name} ends first, for lack of memory"), *self._part(entry, now)]
         new = other_name(entry.name)
-        self._entries[new] = _Entry(new, State.WAITING, due=now)
-        self._reload = _Reload(entry.name, new, due=now + self._ready_timeout_s)
+        self._entries[new] = Entry(new, entry.child, State.WAITING, due=now)
+        self._reload = Reload(entry.name, new, due=now + self._ready_timeout_s, swap=event.swap)
         return [Report(f"reload: {new} starts beside {entry.name}")]
 
-    def _retire(self, entry: _Entry, now: float) -> list[Decision]:
-        entry.state, entry.retired = State.ENDING, True
+    def _part(self, entry: Entry, now: float) -> list[Decision]:
+        """With the old one: at once, unless nobody could go on with what it has."""
+        if self._reload is None or not self._reload.swap:
+            return self._retire(entry, now)
+        entry.leaving, entry.due = True, now + LEAVE_S_MAX
+        return [Report(f"reload: {entry.name} ends its requests")]
+
+    def _retire(self, entry: Entry, now: float) -> list[Decision]:
+        entry.state, entry.retired, entry.leaving = State.ENDING, True, False
         entry.due = now + self._grace_s(entry)
         return [Terminate(entry.name)]
 
-    def _grace_s(self, entry: _Entry) -> float:
+    def _grace_s(self, entry: Entry) -> float:
         return self._stop_timeout_s + (self._drain_timeout_s if entry.retired else 0.0)
 
     def _serves(self, name: str, now: float) -> list[Decision]:
         reload = self._reload
         if reload is None or reload.serving or name != reload.new:
             return []
-        if self._entries[name].state is not State.RUNNING:
+        new, old = self._entries[name], self._entries[reload.old]
+        if new.state is not State.RUNNING or new.leaving:
             return []
         reload.serving = True
-        old = self._entries[reload.old]
         if not reload.beside:
             return self._end_reload(True, f"{name} ended, and runs anew")
         if old.state is State.RUNNING:
-            return self._retire(old, now)
+            return self._part(old, now)
         return self._retired(old, now)  # it has died meanwhile
 
-    def _retired(self, entry: _Entry, now: float) -> list[Decision]:
+    def _retired(self, entry: Entry, now: float) -> list[Decision]:
         """One that was told to end while the others go on is gone."""
         reload = self._reload
+        entry.retired = entry.leaving = False
         if reload is not None and reload.old == reload.new == entry.name:
-            entry.state, entry.retired, entry.due = State.WAITING, False, now
+            entry.state, entry.due = State.WAITING, now
             reload.due = now + self._ready_timeout_s
+            return []
+        if len(self._of(entry.child)) == 1:
+            parked = entry.child in self._on_demand
+            entry.state, entry.due = State.PARKED if parked else State.WAITING, now
             return []
         del self._entries[entry.name]
         if reload is None or reload.old != entry.name:
@@ -300,10 +285,13 @@ class Lifecycle:
 
     def _end_retired(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for entry in [entry for entry in self._entries.values() if entry.retired]:
-            decisions += self._stop_one(entry, now)
-            if entry.state is State.GONE:
-                decisions += self._retired(entry, now)
+        for entry in list(self._entries.values()):
+            if entry.leaving and now >= entry.due:
+                decisions += self._retire(entry, now)
+            elif entry.retired:
+                decisions += self._stop_one(entry, now)
+                if entry.state is State.GONE:
+                    decisions += self._retired(entry, now)
         return decisions
 
     def _watch_reload(self, now: float) -> list[Decision]:
@@ -312,13 +300,18 @@ class Lifecycle:
         if reload is None or reload.serving or now < reload.due:
             return []
         failed = self._end_reload(False, f"{reload.new} was not ready within {self._ready_timeout_s:g} s")
-        return [*failed, *(self._retire(self._entries[reload.new], now) if reload.beside else [])]
+        new = self._entries[reload.new]
+        if reload.beside or (reload.swap and new.state is State.RUNNING):
+            return [*failed, *self._retire(new, now)]
+        return failed
 
     def _end_reload(self, done: bool, text: str) -> list[Decision]:
         if self._reload is None:
             return []
         self._reload = None
         return [Report(f"reload: {text}", logging.INFO if done else logging.ERROR), Reloaded(done, text)]
+
+    # --- the end ---
 
     def _stop_asked(self, event: StopAsked, now: float) -> list[Decision]:
         # A stop that we began ourselves is not yet an order to hurry: only the second asking is.
@@ -340,7 +333,8 @@ class Lifecycle:
 
     def _stop_next(self, now: float) -> list[Decision]:
         for entry in self._entries.values():
-            if entry.state is State.WAITING:  # all of them now: their `due` must not wake us any more
+            entry.leaving = False
+            if entry.state in LIFELESS:  # all of them now: their `due` must not wake us any more
                 entry.state = State.GONE
         decisions: list[Decision] = []
         for entry in self._entries.values():
@@ -350,7 +344,7 @@ class Lifecycle:
         self.status = self._stopping_with
         return decisions
 
-    def _stop_one(self, entry: _Entry, now: float) -> list[Decision]:
+    def _stop_one(self, entry: Entry, now: float) -> list[Decision]:
         match entry.state:
             case State.RUNNING:
                 entry.state, entry.due = State.ENDING, now + self._grace_s(entry)
@@ -365,21 +359,3 @@ class Lifecycle:
             case _:
                 pass
         return []
-
-
-def _describe(event: Died | NotStarted, lived_s: float) -> str:
-    if isinstance(event, NotStarted):
-        return f"{event.name} could not be started: {event.reason}"
-    child = f"{event.name} (pid {event.pid})"
-    about = f", {event.about}" if event.about else ""
-    said = f"{about}, saying {event.words!r}" if event.words else about
-    if event.returncode < 0:
-        return f"{child} was ended by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
-    return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has no name
-        return f"signal {number}"

@@ -1,4 +1,4 @@
-"""What `roundhouse serve` runs: its settings, and from them the gateway's and the worker's command lines.
+"""What `roundhouse serve` runs: its settings, and from them the gateway's and the workers' command lines.
 
 Whatever `serve` is told by a flag, a variable or `[serve]` it hands on as a flag, so it wins over `[gateway]`
 and `[worker]`. What it is not told, the children find for themselves, in the same file and environment.
@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from deploy import models
+from deploy.child import Child
+from deploy.models import ServedModel
+from deploy.reloading import Reloading, fits_beside
 from deploy.restarts import RestartLimits
-from deploy.supervise import STOP_TIMEOUT_S, Child, Reloading, fits_beside
+from deploy.supervise import STOP_TIMEOUT_S
 from protocol import logs, settings, sockets
 from protocol.sizes import Size
 
 PROGRAM = "roundhouse serve"
-ABOUT = """Run the gateway and one worker in the foreground, start again what dies, and stop both on Ctrl-C.
+ABOUT = """Run the gateway and a worker for each model in the foreground, start again what dies, and stop all
+on Ctrl-C. Of several models those run that are asked for; what else there is to say of one stands in the
+file, under [models.NAME]: model, aliases, resident, and what can be set for a worker.
 Every setting is also a variable (--max-running is ROUNDHOUSE_MAX_RUNNING) and a key under [serve] in the
 file named by --config (max_running); a flag wins over a variable, a variable over the file."""
 
@@ -42,11 +49,12 @@ GATEWAY_FLAGS = (
     "queue_timeout_s",
     "max_connections",
     "failover_timeout_s",
+    "load_timeout_s",
+    "unload_after_s",
     "log_format",
     "log_level",
 )
 WORKER_FLAGS = (
-    "model",
     "max_running",
     "prefix_cache_ram",
     "prefix_cache_disk",
@@ -61,11 +69,15 @@ _HOME = Path(__file__).resolve().parents[1]
 
 
 class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_name):
-    """What can be said once for the supervisor and both of its children. None: each child's own default."""
+    """What can be said once for the supervisor and its children. None: each child's own default."""
 
     model: Annotated[
-        str | None, Meta(description="model id or folder; none: the embedded pocket model, no download")
-    ] = None
+        tuple[str, ...],
+        Meta(
+            description="model id or folder, or NAME=… to have it called so; of several each is started when"
+            " it is asked for; none: the embedded pocket model, no download"
+        ),
+    ] = ()
     host: Annotated[str | None, Meta(description="address to listen on (default: 127.0.0.1)")] = None
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -118,6 +130,21 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
         Annotated[float, Meta(gt=0, le=86400)] | None,
         Meta(description="seconds that requests which lost their worker wait for it (default: 120)"),
     ] = None
+    load_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Meta(description="seconds that requests wait for a model that is started for them (default: 300)"),
+    ] = None
+    unload_after_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Meta(
+            description="seconds without a request after which one of several models is unloaded (default: it"
+            " stays until its room is needed)"
+        ),
+    ] = None
+    memory_budget: Annotated[
+        Size | None,
+        Meta(description="memory for all models together (default: for one what it needs, for several 70%)"),
+    ] = None
     prefix_cache_ram: Annotated[
         Size | None,
         Meta(description="memory for prefixes, to be reused (default: a part of what is left; 0: no reuse)"),
@@ -160,7 +187,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_na
     def reloading(self, control: Path) -> Reloading:
         """How the worker is reloaded, by orders that come to the socket `control`."""
         drain_s = DRAIN_TIMEOUT_S if self.drain_timeout_s is None else self.drain_timeout_s
-        return Reloading("worker", control, drain_s, self.ready_timeout_s, fits_beside)
+        return Reloading(control, drain_s, self.ready_timeout_s, fits_beside)
 
     def restart_limits(self) -> RestartLimits:
         return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_max_s)
@@ -170,7 +197,9 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     """Settings and children, the gateway first. Raises `SettingsError` or `EndpointError`."""
     given, config = _given(argv, environ)
     endpoint = given.endpoint or _endpoint_of_gateway(given.port, config)
-    return given, child_commands(given, endpoint, config, environ)
+    served = models.read(given.model or _model_of_worker(config), config)
+    given = replace(given, memory_budget=models.memory_budget(given.memory_budget, served))
+    return given, child_commands(given, served, endpoint, config, environ)
 
 
 def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -185,25 +214,45 @@ def _given(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettin
 
 
 def child_commands(
-    given: ServeSettings, endpoint: str, config: str | None, environ: Mapping[str, str]
+    given: ServeSettings,
+    served: Sequence[ServedModel],
+    endpoint: str,
+    config: str | None,
+    environ: Mapping[str, str],
 ) -> list[Child]:
-    """Gateway, then worker: stopped in this order, nothing new comes in while the last requests end."""
+    """Gateway, then workers: stopped in this order, nothing new comes in while the last requests end."""
 
-    def child(name: str, module: str, flags: Sequence[str], env: Mapping[str, str]) -> Child:
-        argv = python_module(module)
-        argv += _flag("config", config)
-        argv += _flag("endpoint", endpoint)
+    def command(module: str, own: Sequence[str], flags: Sequence[str]) -> list[str]:
+        argv = [*python_module(module), *_flag("config", config), *_flag("endpoint", endpoint), *own]
         for flag in flags:
             argv += _flag(settings.public_name(flag), getattr(given, flag))
-        return Child(name, argv, dict(env), hears=name == "gateway")
+        return argv
 
     # API keys travel in the environment: everybody can see a command line. They are no business of workers.
     bare = {name: value for name, value in environ.items() if name != API_KEYS}
     keys = {API_KEYS: ",".join(given.api_keys)} if given.api_keys else {}
-    return [
-        child("gateway", "broker", GATEWAY_FLAGS, bare | keys),
-        child("worker", "worker", WORKER_FLAGS, bare),
-    ]
+    children = [Child("gateway", command("broker", (), GATEWAY_FLAGS), bare | keys, hears=True)]
+    for model in served:
+        several = len(served) > 1
+        argv = command("worker", _model_flags(model, several), WORKER_FLAGS)
+        argv += _flag("memory_budget", given.memory_budget)
+        for name, value in model.settings.items():
+            argv += _flag(name, value)
+        child = f"worker[{model.name}]" if several else "worker"
+        children.append(Child(child, argv, dict(bare), model=model))
+    return children
+
+
+def _model_flags(model: ServedModel, several: bool) -> list[str]:
+    """One that nobody has named finds out by itself what it is and what it is called."""
+    if several or model.named:
+        return [*_flag("model", model.model or ""), *_flag("served_name", model.name)]
+    return _flag("model", model.model)
+
+
+def _model_of_worker(config: str | None) -> tuple[str, ...]:
+    found = _table("worker", config).get("model")
+    return (found,) if isinstance(found, str) else ()
 
 
 def python_module(module: str) -> list[str]:
@@ -226,7 +275,11 @@ def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
 
 def gateway_table(config: str | None) -> dict[str, object]:
     """The gateway's own section of the file, unchecked."""
-    table = tomllib.loads(Path(config).read_text()).get("gateway") if config else None
+    return _table("gateway", config)
+
+
+def _table(section: str, config: str | None) -> dict[str, object]:
+    table = tomllib.loads(Path(config).read_text()).get(section) if config else None
     return table if isinstance(table, dict) else {}
 
 

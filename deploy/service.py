@@ -4,6 +4,9 @@ What `serve` would run as its children becomes one job each, so that either rest
 its gateway and is found again at the endpoint in the runtime directory. The manager (`launchd`, `systemd`)
 does what the supervisor does under `serve`, and keeps the gateway's listening socket besides.
 
+Several models are one job, `serve` itself: who is to run changes with what is asked for, and that no manager
+decides.
+
 All that is installed are files whose names begin with the manager's prefix, in one folder: nothing else
 remembers it, so what is found there is what is replaced, shown and removed.
 """
@@ -125,6 +128,8 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     """The jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
     given, children = serve.read(argv, environ)
+    if sum(child.model is not None for child in children) > 1:
+        return [_job_of_serve(argv, environ, given)]
     config = serve.config_file(argv, environ)
     return [
         Job(
@@ -153,6 +158,22 @@ def _drain_s(name: str, given: serve.ServeSettings, environ: Mapping[str, str], 
         with contextlib.suppress(TypeError, ValueError):
             longest = max(longest, float(value))
     return longest
+
+
+def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: serve.ServeSettings) -> Job:
+    if any(word.split("=")[0] in ("--api-key", "--api-keys") for word in argv):
+        raise settings.SettingsError(
+            "api_keys: a flag would be on the command line for all to see; name a file"
+        )
+    return Job(
+        name="serve",
+        argv=[*serve.python_module("deploy"), "serve", *argv],
+        environment=_kept(environ),
+        folder=Path.cwd(),
+        stop_timeout_s=2 * given.stop_timeout_s,
+        starts_max=given.deaths_max + 1,
+        window_s=RestartLimits().window_s,
+    )
 
 
 def _kept(environ: Mapping[str, str]) -> dict[str, str]:

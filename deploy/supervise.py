@@ -1,9 +1,8 @@
 """Runs the children that `lifecycle` decides about: processes, signals and the lifeline, in the foreground.
 
 The main thread owns everything but the waiting: one thread per process sits in `wait` and puts the death in
-the same queue as the thread that hears of signals, so all that happens arrives at one place, one at a time.
-
-A reload is asked for on the control socket (`control`); the gateway says who serves (`protocol.readiness`).
+the same queue as the threads that hear of signals, of orders from the control socket (`control`) and from the
+gateway (`gatewayline`), so all that happens arrives at one place, one at a time.
 
 What must always hold: when `run` returns, by whatever way, no child and nothing a child has started is left,
 every descriptor opened here is closed and the signal handlers are those found. If this process is killed
@@ -20,75 +19,44 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 
 import psutil  # type: ignore[import-untyped]
 
-from deploy.control import Control
-from deploy.lifecycle import (
-    KILL_WAIT_S_MAX,
+from deploy.child import Child
+from deploy.children import other_name
+from deploy.control import Control, Order
+from deploy.events import (
     Decision,
     Died,
     Event,
     Kill,
-    Lifecycle,
     NotStarted,
-    ReloadAsked,
     Reloaded,
     Report,
     Serving,
+    Spare,
     Start,
-    StopAsked,
     Terminate,
-    other_name,
+    Wanted,
 )
+from deploy.gatewayline import GatewayLine
+from deploy.lifecycle import KILL_WAIT_S_MAX, Lifecycle
+from deploy.models import first_loaded, weight_bytes
+from deploy.reloading import Reloading, Reloads
 from deploy.restarts import RestartLimits, RestartPolicy
 from deploy.stderr import Stderr
-from protocol import lifeline, logbook, readiness
+from deploy.stopsignals import stop_signals
+from protocol import lifeline, logbook
+from protocol.orders import VARIABLE, ModelState, Orders, Roster
 
 STOP_TIMEOUT_S = 15.0
 WAKE_S_MAX = 60.0
-MARGIN_BYTES = 2**29
-"""What must stay free when a second worker of the first one's size has been loaded."""
+MEASURE_S = 2.0
+"""So often memory is measured, where models share a budget."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process to keep running. `env` is its whole environment. `hears`: it knows which workers serve."""
-
-    name: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    hears: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reloading:
-    """Which child can be reloaded, by orders that come to the socket at `path`.
-
-    `drain_timeout_s`: what it needs to end its requests. `fits`: whether another process of the size of this
-    one, by its id, finds room beside it.
-    """
-
-    name: str
-    path: Path
-    drain_timeout_s: float
-    ready_timeout_s: float
-    fits: Callable[[int], bool]
-
-
-def fits_beside(pid: int) -> bool:
-    """Whether the machine has as much memory left as this process has taken, and a margin."""
-    try:
-        taken = int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:  # it has just ended
-        return True
-    return int(psutil.virtual_memory().available) >= taken + MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +66,18 @@ class _Running:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pipes:
-    """Descriptors that children inherit: the read end of the lifeline, the write end of readiness."""
-
-    lifeline: int
-    readiness: int
+class _NextReload:
+    """The turn of the next child that is to be reloaded has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Somebody at the control socket wants a reload."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """The gateway says that the worker with this process id serves."""
-
-    pid: int
-
-
-_Events = queue.SimpleQueue[Event | _Order | _Ready]
+_Heard = Event | Order | Orders | _NextReload
 
 
 class Supervisor:
-    """Keeps `children` running until told to stop, and stops them in the order given."""
+    """Keeps `children` running until told to stop, and stops them in the order given.
+
+    Where several of them serve models, those run as the gateway wants it, within `memory_budget` bytes.
+    """
 
     def __init__(
         self,
@@ -130,19 +86,28 @@ class Supervisor:
         stop_timeout_s: float = STOP_TIMEOUT_S,
         limits: RestartLimits | None = None,
         reloading: Reloading | None = None,
+        memory_budget: int | None = None,
     ) -> None:
-        self._children = {name: child for child in children for name in (child.name, other_name(child.name))}
-        self._events: _Events = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._reloading = reloading
+        self._memory_budget = memory_budget
         self._control: Control | None = None
+        self._gateway: GatewayLine | None = None
         self._running: dict[str, _Running] = {}
+        self._reloads = Reloads(children)
+        self._models = {child.model.name: child.name for child in children if child.model is not None}
+        self._on_demand = len(self._models) > 1
+        limits = limits or RestartLimits()
+        first = first_loaded([child.model for child in children if child.model is not None])
         self._lifecycle = Lifecycle(
             [child.name for child in children],
-            RestartPolicy(limits or RestartLimits()),
+            RestartPolicy(limits),
             stop_timeout_s=stop_timeout_s,
             now=time.monotonic(),
             drain_timeout_s=reloading.drain_timeout_s if reloading else 0.0,
             ready_timeout_s=reloading.ready_timeout_s if reloading else 0.0,
+            on_demand={n: RestartPolicy(limits) for n in self._models.values()} if self._on_demand else {},
+            wanted=[self._models[model.name] for model in first],
         )
 
     def run(self) -> int:
@@ -150,10 +115,10 @@ class Supervisor:
 
         Once, and in the main thread: it takes SIGINT, SIGTERM and SIGHUP.
         """
-        with _stop_signals(self._events), _who_serves(self._events) as teller, self._control_open():
+        with stop_signals(self._events.put), self._control_open():
             reader, writer = os.pipe()  # close-on-exec, both: only the reader is handed over, by `pass_fds`
             try:
-                return self._loop(_Pipes(reader, teller))
+                return self._loop(reader)
             finally:
                 self._leave_nothing()
                 os.close(reader)
@@ -165,7 +130,7 @@ class Supervisor:
             yield
             return
         try:
-            self._control = Control(self._reloading.path, lambda: self._events.put(_Order()))
+            self._control = Control(self._reloading.path, self._events.put)
         except OSError as error:
             log.warning("nothing can be reloaded: %s", error)
         try:
@@ -174,49 +139,114 @@ class Supervisor:
             if self._control is not None:
                 self._control.close()
 
-    def _loop(self, pipes: _Pipes) -> int:
-        event: Event | None = None
+    def _loop(self, line: int) -> int:
+        events: Sequence[Event | None] = [None]
         while True:
-            for decision in self._lifecycle.handle(event, time.monotonic()):
-                self._carry_out(decision, pipes)
-            if self._lifecycle.status is not None:
-                return self._lifecycle.status
-            event = self._understood(self._next_event())
+            for event in events:
+                for decision in self._lifecycle.handle(event, time.monotonic()):
+                    self._carry_out(decision, line)
+                if self._lifecycle.status is not None:
+                    return self._lifecycle.status
+            if self._gateway is not None:
+                self._gateway.tell(self._roster())
+            events = self._understood(self._next_event())
 
-    def _understood(self, event: Event | _Order | _Ready | None) -> Event | None:
-        """With the names of children in place of process ids. None: it is of no concern any more."""
-        match event:
-            case _Order() if self._reloading is not None:
-                name = self._reloading.name
-                if name not in self._lifecycle.states():
-                    name = other_name(name)
-                running = self._running.get(name)
-                return ReloadAsked(name, running is None or self._reloading.fits(running.process.pid))
-            case _Ready(pid):
-                names = [name for name, running in self._running.items() if running.process.pid == pid]
-                return Serving(names[0]) if names else None
-            case Died(name, pid) if self._running[name].process.pid != pid:
-                return None  # left behind after SIGKILL, and dead at last: another one bears its name
-            case _Order():
-                return None
-            case _:
-                return event
+    # --- in ---
 
-    def _next_event(self) -> Event | _Order | _Ready | None:
+    def _next_event(self) -> _Heard | None:
         wake_at = self._lifecycle.wake_at()
         wait_s = WAKE_S_MAX if wake_at is None else max(0.0, wake_at - time.monotonic())
         try:
-            return self._events.get(timeout=min(wait_s, WAKE_S_MAX))
+            return self._events.get(timeout=min(wait_s, MEASURE_S if self._on_demand else WAKE_S_MAX))
         except queue.Empty:
             return None
 
-    def _carry_out(self, decision: Decision, pipes: _Pipes) -> None:
+    def _understood(self, heard: _Heard | None) -> Sequence[Event | None]:
+        """As events, with the names of children in place of process ids. None: time has passed."""
+        match heard:
+            case Order():
+                running = [name for name in self._models.values() if self._lifecycle.stage(name) == "running"]
+                if refusal := self._reloads.begin(heard, running):
+                    self._answer(False, refusal)
+                    return [None]
+                return [self._next_reload()]
+            case _NextReload():
+                return [self._next_reload()]
+            case Orders():
+                return self._ordered(heard)
+            case Died(name, pid) if self._running[name].process.pid != pid:
+                return [None]  # left behind after SIGKILL, and dead at last: another one bears its name
+            case _:
+                return [heard]
+
+    def _ordered(self, orders: Orders) -> Sequence[Event | None]:
+        names = {running.process.pid: name for name, running in self._running.items()}
+        events: list[Event | None] = [Serving(names[pid]) for pid in orders.serving if pid in names]
+        events += [Spare(names[pid]) for pid in orders.spare if pid in names]
+        if orders.wanted is not None:
+            events.append(Wanted(frozenset(self._models[m] for m in orders.wanted if m in self._models)))
+        return events or [None]
+
+    # --- reload ---
+
+    def _next_reload(self) -> Event:
+        child = self._reloads.next
+        name = child if child in self._lifecycle.states() else other_name(child)
+        runs = self._lifecycle.stage(child) == "running"
+        needed = max(self._memory_bytes(child), self._reloads.needed_bytes)
+        return self._reloads.ask(name, runs=runs, beside=not runs or self._fits(needed))
+
+    def _fits(self, needed_bytes: int) -> bool:
+        held = sum(map(self._memory_bytes, self._models.values()))
+        within = self._memory_budget is None or held + needed_bytes <= self._memory_budget
+        return within and (self._reloading is None or self._reloading.fits(needed_bytes))
+
+    def _reloaded(self, decision: Reloaded) -> None:
+        answer = self._reloads.ended(decision.done, decision.text)
+        if answer is None:
+            self._events.put(_NextReload())
+        else:
+            self._answer(*answer)
+
+    def _answer(self, done: bool, text: str) -> None:
+        if self._control is not None:
+            self._control.answer(done, text)
+
+    # --- the gateway ---
+
+    def _roster(self) -> Roster:
+        return Roster(
+            models=[self._model_state(name) for name in self._models.values()],
+            on_demand=self._on_demand,
+            memory_budget=self._memory_budget,
+        )
+
+    def _model_state(self, name: str) -> ModelState:
+        stays = [n for n in (name, other_name(name)) if n in self._lifecycle.states()]
+        model = self._reloads.programs[stays[-1]].model
+        assert model is not None
+        leaving = self._lifecycle.leaving()
+        return ModelState(
+            name=model.name,
+            stage=self._lifecycle.stage(name),
+            aliases=list(model.aliases),
+            resident=model.resident,
+            weight_bytes=weight_bytes(model.model) if self._on_demand else None,
+            memory_bytes=self._memory_bytes(name) if self._on_demand else 0,
+            leaving=[self._running[n].process.pid for n in stays if n in leaving],
+        )
+
+    def _memory_bytes(self, child: str) -> int:
+        return sum(_resident_bytes(self._running.get(name)) for name in (child, other_name(child)))
+
+    # --- processes ---
+
+    def _carry_out(self, decision: Decision, line: int) -> None:
         match decision:
             case Start(name):
-                self._start(name, self._children[name], pipes)
-            case Reloaded(done, text):
-                if self._control is not None:
-                    self._control.answer(done, text)
+                self._start(name, self._reloads.programs[name], line)
+            case Reloaded():
+                self._reloaded(decision)
             case Terminate(name):
                 self._running[name].process.terminate()
             case Kill(name):
@@ -224,26 +254,26 @@ class Supervisor:
             case Report(text, level):
                 log.log(level, "%s", text)
 
-    def _start(self, name: str, child: Child, pipes: _Pipes) -> None:
+    def _start(self, name: str, child: Child, line: int) -> None:
         try:
             page = logbook.Page()
         except OSError as error:
             self._events.put(NotStarted(name, str(error)))
             return
         stderr = Stderr(name)
-        hearing = {readiness.VARIABLE: str(pipes.readiness)} if child.hears else {}
+        inherited = {lifeline.VARIABLE: line, logbook.VARIABLE: page.fd}
+        if child.hears:
+            if self._gateway is not None:
+                self._gateway.close()
+            self._gateway = GatewayLine(self._events.put)
+            inherited[VARIABLE] = self._gateway.theirs.fileno()
         try:
             process = subprocess.Popen(
                 child.argv,
-                env={
-                    **child.env,
-                    lifeline.VARIABLE: str(pipes.lifeline),
-                    logbook.VARIABLE: str(page.fd),
-                    **hearing,
-                },
+                env={**child.env, **{variable: str(fd) for variable, fd in inherited.items()}},
                 stdin=subprocess.DEVNULL,
                 stderr=stderr.writer,
-                pass_fds=[pipes.lifeline, page.fd, *([pipes.readiness] if child.hears else [])],
+                pass_fds=list(inherited.values()),
                 # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
                 start_new_session=True,
             )
@@ -252,6 +282,9 @@ class Supervisor:
             page.close()
             self._events.put(NotStarted(name, str(error)))
             return
+        finally:
+            if child.hears and self._gateway is not None:
+                self._gateway.theirs.close()
         log.info("%s runs as pid %d", name, process.pid)
         waiter = threading.Thread(
             target=self._await_end,
@@ -272,70 +305,25 @@ class Supervisor:
         self._events.put(Died(name, process.pid, returncode, stderr.close(), page.close()))
 
     def _leave_nothing(self) -> None:
+        if self._gateway is not None:
+            self._gateway.close()
         for running in self._running.values():
             if running.process.returncode is None:  # only after a mistake of ours
                 _kill_group(running.process.pid)
             running.waiter.join(KILL_WAIT_S_MAX)
 
 
+def _resident_bytes(running: _Running | None) -> int:
+    """What a process holds of the machine's memory. The GPU's own, where it has some, is not in it."""
+    if running is None or running.process.returncode is not None:
+        return 0
+    try:
+        return int(psutil.Process(running.process.pid).memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0
+
+
 def _kill_group(leader: int) -> None:
     # Gone already, or (macOS) nothing left in the group but zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _stop_signals(events: _Events) -> Iterator[None]:
-    """Signals that ask for a stop become events.
-
-    A Python handler runs when the main thread gets to it. A signal that comes just before that thread blocks,
-    or that the kernel gives to another thread, would lie there until the wait is over. The wakeup descriptor
-    is written at once, wherever the signal lands, so a thread reads that instead.
-    """
-    numbers = {signal.SIGINT, signal.SIGTERM}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: meant to outlive its terminal
-        numbers.add(signal.SIGHUP)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    listener = threading.Thread(target=_listen, args=(reader, events), name="signals", daemon=True)
-    listener.start()
-    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _noted_elsewhere) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup_before)
-        os.close(writer)
-        listener.join(KILL_WAIT_S_MAX)
-        os.close(reader)
-
-
-def _listen(reader: int, events: _Events) -> None:
-    while number := os.read(reader, 1):
-        events.put(StopAsked(signal.Signals(number[0]).name))
-
-
-@contextlib.contextmanager
-def _who_serves(events: _Events) -> Iterator[int]:
-    """The write end of the pipe in which the gateway names workers that are ready; they become events."""
-    reader, writer = os.pipe()
-    listener = threading.Thread(target=_hear, args=(reader, events), name="readiness", daemon=True)
-    listener.start()
-    try:
-        yield writer
-    finally:
-        os.close(writer)
-        listener.join(KILL_WAIT_S_MAX)
-
-
-def _hear(reader: int, events: _Events) -> None:
-    with os.fdopen(reader, "rb") as lines:
-        for line in lines:
-            if line.strip().isdigit():
-                events.put(_Ready(int(line)))
-
-
-def _noted_elsewhere(_number: int, _frame: FrameType | None) -> None:
-    """Only a signal with a handler reaches the wakeup descriptor."""

@@ -25,6 +25,7 @@ class Code(StrEnum):
     TEXT_GENERATION_BUSY = "text_generation_busy"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     MODEL_LOADING = "model_loading"
+    MODEL_FAILED = "model_failed"
     WORKER_UNAVAILABLE = "worker_unavailable"
     WORKER_CRASHED = "worker_crashed"
     SHUTTING_DOWN = "shutting_down"
@@ -66,6 +67,7 @@ _RETRY = {
     Code.SHUTTING_DOWN: (503, "The server is shutting down."),
 }
 _OURS = {
+    Code.MODEL_FAILED: (500, "The model cannot be loaded."),
     Code.WORKER_CRASHED: (500, "This request brings its worker down."),
     Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream."),
     Code.ENGINE_ERROR: (500, "The model failed on this request."),

@@ -23,7 +23,7 @@ from protocol import sizes
 EXIT_CONFIGURATION = 78
 """sysexits' EX_CONFIG: starting again will not help until a person changes something."""
 
-SECTIONS = ("serve", "gateway", "worker")
+SECTIONS = ("serve", "gateway", "worker", "models")
 _ENV = "ROUNDHOUSE_"
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -133,7 +133,7 @@ def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.Ar
         if _is_switch(hints[field.name]):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
         elif _is_list(hints[field.name]):
-            names = (flag, flag.removesuffix("s"))
+            names = dict.fromkeys((flag, flag.removesuffix("s")))
             parser.add_argument(*names, metavar="A[,B…]", action="append", help=help_text)
         else:
             metavar = "SIZE" if _is_size(hints[field.name]) else _metavar(field.name)
@@ -185,7 +185,7 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
         try:
             if isinstance(value, str) and _is_size(hint):
                 value = sizes.parse(value)
-            if _is_list(hint) and not typed:
+            if _is_list(hint) and (isinstance(value, str) or not typed):
                 value = _split(value)
             converted[field.name] = msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
         except (msgspec.ValidationError, sizes.SizeError) as error:

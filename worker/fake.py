@@ -301,7 +301,8 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=settings.public_nam
     """What can be set on the command line of `python -m worker.fake`."""
 
     endpoint: Annotated[str, Meta(description="where the gateway is")]
-    served_name: Annotated[str, Meta(description="the model's name")] = "fake"
+    name: Annotated[str, Meta(description="the model's name")] = "fake"
+    served_name: Annotated[str, Meta(description="another one, as a supervisor gives it")] = ""
     model: Annotated[str, Meta(description="which model it is: what another began, it does not finish")] = ""
     curve_keys: Annotated[Path | None, Meta(description="folder with CURVE keys")] = None
     max_running: Annotated[int, Meta(ge=1, description="rows")] = 16
@@ -325,7 +326,7 @@ def main() -> int:
     logs.setup("fake", "text", configured.log_level)
     lifeline.follow_parent()
     loader = FakeLoader(
-        configured.served_name,
+        configured.served_name or configured.name,
         configured.step_ms,
         configured.load_s,
         configured.images,

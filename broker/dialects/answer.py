@@ -15,6 +15,7 @@ from protocol.errors import RequestError
 from protocol.messages import Accepted, Delta, Failed, Finished, Reused, Usage
 
 DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keep-alive\n\n"
 
 
 class Form(Protocol):
@@ -66,7 +67,6 @@ class Stream:
     """Items -> server-sent events. The constant part of every chunk is rendered once."""
 
     content_type = b"text/event-stream; charset=utf-8"
-    keepalive = b": keep-alive\n\n"
 
     def __init__(
         self, envelope: dict[str, Any], form: Form, *, choices: int, prompts: int = 1, include_usage: bool
@@ -79,6 +79,11 @@ class Stream:
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
         self._begun = False
+
+    def wait(self) -> bytes:
+        """A comment."""
+        self._begun = True
+        return KEEPALIVE
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """The events of all items, in order. An error is an event only once something has been sent."""
@@ -100,7 +105,7 @@ class Stream:
         match item:
             case Accepted():
                 entry = self._form.opening(choice)
-                yield self._head + entry + self._tail if entry else self.keepalive
+                yield self._head + entry + self._tail if entry else KEEPALIVE
             case Reused():
                 pass  # the response's headers say it
             case Finished():
@@ -123,7 +128,6 @@ class Whole:
     """Items -> one JSON document."""
 
     content_type = b"application/json"
-    keepalive = b""
 
     def __init__(self, envelope: dict[str, Any], form: Form, *, choices: int, prompts: int = 1) -> None:
         """`envelope`: what stands beside choices and usage."""
@@ -132,6 +136,10 @@ class Whole:
         self._form = form
         self._ends = Ends(choices, prompts)
         self._deltas: list[list[Delta]] = [[] for _ in range(choices)]
+
+    def wait(self) -> bytes:
+        """Nothing: it comes in one piece."""
+        return b""
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """The document once it is complete, nothing before."""

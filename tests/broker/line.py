@@ -32,6 +32,7 @@ from protocol.messages import (
     Sampling,
     Usage,
 )
+from protocol.orders import Orders
 from protocol.wire import WireError
 
 GATEWAY = "gateway"
@@ -57,7 +58,7 @@ class Line:
         self.unreachable: set[str] = set()
         self.unsendable: set[str] = set()
         self.killed: list[int] = []
-        self.ready: list[int] = []
+        self.told: list[Orders] = []
         self.steps = 0
         self.contexts: list[AbstractContextManager[list[Flight]]] = []
         self.dispatcher = Dispatcher(
@@ -69,7 +70,7 @@ class Line:
             failover_timeout_s=FAILOVER_S,
             hung_timeout_s=HUNG_S,
             kill=self.killed.append,
-            serves=self.ready.append,
+            tell=self.told.append,
         )
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:

@@ -516,4 +516,4 @@ def test_one_that_drains_keeps_what_it_has_and_gets_nothing_new(line: Line) -> N
 def test_whoever_wants_to_know_is_told_who_has_become_ready() -> None:
     line = Line()
     line.serving("w1")
-    assert line.ready == [1]
+    assert [orders.serving for orders in line.told] == [[1]]

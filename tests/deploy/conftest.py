@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SUPERVISOR = """
 import json, os, signal, sys
+from deploy.child import Child
 from deploy.restarts import RestartLimits
-from deploy.supervise import Child, Supervisor
+from deploy.supervise import Supervisor
 from protocol import logs
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup

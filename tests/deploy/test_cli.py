@@ -131,6 +131,56 @@ def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
             assert getattr(child, name) == getattr(given, name), name
 
 
+def test_several_models_have_a_worker_each_that_is_told_its_name_and_the_budget() -> None:
+    argv = [
+        "--model=org/a",
+        "--model",
+        "b=org/c",
+        "--memory-budget=8GiB",
+        "--max-running=4",
+        "--unload-after=60",
+    ]
+    told = flags([*argv, "--endpoint=ipc:///run/x.sock"])
+    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", f"--memory-budget={2**33}"]
+    assert told == {
+        "gateway": [common, "--unload-after=60.0"],
+        "worker[org/a]": [common, "--model=org/a", "--served-name=org/a", *rest],
+        "worker[b]": [common, "--model=org/c", "--served-name=b", *rest],
+    }
+
+
+def test_a_table_gives_a_model_its_name_and_its_worker_settings_of_its_own(tmp_path: Path) -> None:
+    text = """
+[serve]
+max_running = 4
+[models.small]
+model = "org/small"
+aliases = ["gpt-4o-mini"]
+max_running = 8
+[models.pocket]
+resident = true
+"""
+    file = config(tmp_path, text)
+    given, children = serve.read(["--config", file, "--memory-budget=1GiB"], {})
+    assert given.memory_budget == 2**30
+    _, small, pocket = children
+    assert small.model is not None
+    assert pocket.model is not None
+    assert (small.model.aliases, small.model.resident) == (("gpt-4o-mini",), False)
+    assert pocket.model.resident
+    # The last of two flags counts.
+    assert small.argv[-3:] == ["--max-running=4", f"--memory-budget={2**30}", "--max-running=8"]
+    # Said outright, so that no variable and no [worker] table makes it another model.
+    assert "--model=" in pocket.argv
+
+
+def test_one_model_may_have_a_name_too_and_gets_what_memory_there_is(tmp_path: Path) -> None:
+    told = flags(["--model", "small=org/small"])
+    assert told["worker"][1:] == ["--model=org/small", "--served-name=small"]
+    told = flags([], {"ROUNDHOUSE_CONFIG": config(tmp_path, '[worker]\nmodel = "org/small"')})
+    assert told["worker"][2:] == ["--model=org/small"]
+
+
 def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) -> None:
     file = config(tmp_path, '[serve]\nprefix_cache_ram = "2GiB"\nprefix_cache_disk = "1GB"')
     environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_PREFIX_CACHE_DISK": "0"}

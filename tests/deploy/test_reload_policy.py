@@ -5,24 +5,22 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.lifecycle import (
-    KILL_WAIT_S_MAX,
+from deploy.children import State, other_name
+from deploy.events import (
     Decision,
     Died,
     Event,
     Kill,
-    Lifecycle,
     NotStarted,
     ReloadAsked,
     Reloaded,
     Report,
     Serving,
     Start,
-    State,
     StopAsked,
     Terminate,
-    other_name,
 )
+from deploy.lifecycle import KILL_WAIT_S_MAX, Lifecycle
 from deploy.restarts import RestartLimits, RestartPolicy
 
 STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0

@@ -27,6 +27,7 @@ from deploy.service import COMMAND_S_MAX, Job, ServiceError, Status
 from deploy.systemd import Systemd, service_unit
 from deploy.systemd import read_status as read_systemd
 from protocol import lifeline
+from protocol.settings import SettingsError
 from tests.deploy.agents import Agents
 
 GATEWAY, WORKER, SOCKET = (
@@ -495,3 +496,16 @@ def test_secrets_are_masked_for_showing_only(environ: dict[str, str]) -> None:
         "ROUNDHOUSE_API_KEYS": "(not shown)",
         "HF_HOME": "/x",
     }
+
+
+def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str], tmp_path: Path) -> None:
+    argv = ["--model=org/a", "--model=b=org/b", "--memory-budget=1GiB"]
+    [job] = service.read(argv, environ | {"ROUNDHOUSE_API_KEYS": "rh-1", "HOME": "/x"})
+    assert job.name == "serve"
+    assert list(job.argv[-5:]) == ["deploy", "serve", *argv]
+    assert job.environment == {"ROUNDHOUSE_API_KEYS": "rh-1"}
+    assert job.address is None
+    files = Systemd(tmp_path, environ, Agents()).files([job])
+    assert list(files) == ["roundhouse-serve.service"]
+    with pytest.raises(SettingsError, match="name a file"):
+        service.read([*argv, "--api-key=rh-2"], environ)

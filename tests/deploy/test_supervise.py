@@ -120,7 +120,8 @@ def test_a_signal_that_lands_on_another_thread_is_heard_at_once(begin: Begin, tm
     child = f"open({str(fifo)!r}, 'w').close()"
     script = f"""
 import os, signal, sys, threading
-from deploy.supervise import Child, Supervisor
+from deploy.child import Child
+from deploy.supervise import Supervisor
 
 def hit_this_thread():
     open({str(fifo)!r}).read()

@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.lifecycle import (
-    KILL_WAIT_S_MAX,
+from deploy.children import State
+from deploy.events import (
     Decision,
     Died,
     Event,
     Kill,
-    Lifecycle,
     NotStarted,
     Report,
     Start,
-    State,
     StopAsked,
     Terminate,
 )
+from deploy.lifecycle import KILL_WAIT_S_MAX, Lifecycle
 from deploy.restarts import RestartLimits, RestartPolicy
 
 LIMITS = RestartLimits()

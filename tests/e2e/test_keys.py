@@ -238,9 +238,9 @@ def test_a_worker_with_the_keys_serves_over_tcp_and_one_without_is_never_heard(t
     endpoint = f"tcp://0.0.0.0:{free_port()}"
     with running_system(tmp_path, ["--endpoint", endpoint, "--curve-keys", str(ours)]) as system:
         system.endpoint = endpoint.replace("0.0.0.0", "127.0.0.1")
-        stranger = system.start_worker("--served-name", "stranger", "--curve-keys", str(theirs))
-        bare = system.start_worker("--served-name", "bare")
-        system.start_worker("--served-name", "known", "--curve-keys", str(ours))
+        stranger = system.start_worker("--name", "stranger", "--curve-keys", str(theirs))
+        bare = system.start_worker("--name", "bare")
+        system.start_worker("--name", "known", "--curve-keys", str(ours))
         system.wait_ready()
         listed = [model["id"] for model in system.http.get("/v1/models").json()["data"]]
         assert listed == ["known"]

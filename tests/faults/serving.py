@@ -13,7 +13,10 @@ from typing import Any
 import httpx
 
 from deploy import control
-from deploy.supervise import Child, Reloading, Supervisor, fits_beside
+from deploy.child import Child
+from deploy.models import ServedModel
+from deploy.reloading import Reloading, fits_beside
+from deploy.supervise import Supervisor
 from protocol import logs
 from tests.system import Process, eventually, free_port
 
@@ -86,10 +89,10 @@ def main(arguments: Sequence[str]) -> int:
     logs.setup("serve")
     children = [
         Child("gateway", told["gateway"], dict(os.environ), hears=True),
-        Child("worker", told["worker"], dict(os.environ)),
+        Child("worker", told["worker"], dict(os.environ), model=ServedModel(name="fake")),
     ]
-    fits = fits_beside if told["fits"] else lambda pid: False
-    reloading = Reloading("worker", Path(told["control"]), 10.0, told["ready_timeout_s"], fits)
+    fits = fits_beside if told["fits"] else lambda needed_bytes: False
+    reloading = Reloading(Path(told["control"]), 10.0, told["ready_timeout_s"], fits)
     return Supervisor(children, reloading=reloading).run()
 
 

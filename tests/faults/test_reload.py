@@ -90,7 +90,7 @@ def test_a_reload_that_is_under_way_when_all_stops_is_answered(tmp_path: Path) -
         served.set_worker("--load 60")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "control"))
-            line.sendall(control.ORDER)
+            line.sendall(control.Order().encode())
             eventually(lambda: served.workers("loading"), within_s=30, what="the new one loads")
             served.process.kill(signal.SIGTERM)
             line.settimeout(30)

@@ -245,16 +245,18 @@ def test_a_list_is_given_in_one_piece_or_in_several(argv: Sequence[str]) -> None
     assert read(*argv) == Trains(stops=("York", "Leeds"))
 
 
-def test_a_list_is_text_in_a_variable_and_an_array_in_the_file(toml: Path) -> None:
+def test_a_list_is_text_in_a_variable_and_an_array_or_text_in_the_file(toml: Path) -> None:
     toml.write_text('[gateway]\nstops = ["York", "Leeds, Central"]\n')
     assert read("--config", str(toml)) == Trains(stops=("York", "Leeds, Central"))
+    toml.write_text('[gateway]\nstops = "York, Ely"\n')
+    assert read("--config", str(toml)) == Trains(stops=("York", "Ely"))
     env = {"ROUNDHOUSE_STOPS": "Hull, Selby"}
     assert read("--config", str(toml), env=env) == Trains(stops=("Hull", "Selby"))
     assert read("--config", str(toml), "--stop", "Ely", env=env) == Trains(stops=("Ely",))
     assert read("--config", str(toml), env={"ROUNDHOUSE_STOPS": ""}) == Trains()
 
 
-@pytest.mark.parametrize("value", ['"York"', "[1]", "7"])
+@pytest.mark.parametrize("value", ['["York", 1]', "[1]", "7"])
 def test_what_is_no_list_of_texts_in_the_file_is_refused(value: str, toml: Path) -> None:
     toml.write_text(f"[gateway]\nstops = {value}\n")
     [error] = errors("--config", str(toml))

@@ -153,7 +153,7 @@ def start(gateway: Gateway, tmp_path: Path) -> Iterator[Start]:
 def test_a_worker_says_who_it_is_then_how_it_loads_then_that_it_is_ready(
     gateway: Gateway, start: Start
 ) -> None:
-    flags = ("--served-name", "m", "--max-running", "3", "--load", "0.2")
+    flags = ("--name", "m", "--max-running", "3", "--load", "0.2")
     process = start(*flags, "--cache-limit-bytes", str(1000 * TOKEN_BYTES))
     hello = gateway.next()
     assert isinstance(hello, Hello)

@@ -1,0 +1,144 @@
+"""A supervisor with a gateway and several scripted models, as `roundhouse serve` runs them: `Several`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deploy import control
+from deploy.child import Child
+from deploy.models import ServedModel
+from deploy.reloading import Reloading, fits_beside
+from deploy.supervise import Supervisor
+from protocol import logs
+from tests.system import Process, eventually, free_port
+
+STARTS_S_MAX = 60.0
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A model of the scripted engine. `flags`: of its worker. `weight_bytes`: what it seems to take."""
+
+    name: str
+    flags: str = "--step-ms 5"
+    aliases: list[str] = field(default_factory=list)
+    resident: bool = False
+    weight_bytes: int = 0
+
+
+class Several:
+    """All of it, at a port of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Sequence[Scripted],
+        *,
+        budget: int | None = None,
+        gateway_flags: str = "",
+        fits: bool = True,
+    ) -> None:
+        self.folder = folder
+        self._control = folder / "control"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        for model in models:
+            self.make_weights(model.name, model.weight_bytes)
+        told = {
+            "folder": str(folder),
+            "gateway": ["--port", str(port), *gateway_flags.split()],
+            "models": [asdict(model) for model in models],
+            "budget": budget,
+            "fits": fits,
+        }
+        self.process = Process("several", ["tests.faults.several", json.dumps(told)], folder)
+        eventually(self.answers, within_s=STARTS_S_MAX, what="/ready")
+
+    def answers(self) -> bool:
+        """Whether it is ready."""
+        with contextlib.suppress(httpx.TransportError):
+            return self.http.get("/ready").status_code == 200
+        return False
+
+    def make_weights(self, name: str, size: int) -> str:
+        """A folder that is `size` bytes of a model, on paper."""
+        folder = self.folder / name
+        folder.mkdir()
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+        return str(folder)
+
+    def reload(self, model: str | None = None, swap_for: str | None = None) -> tuple[bool, str]:
+        """As `roundhouse reload`: whether it was done, and what is said of it."""
+        return control.order(self._control, control.Order(model, swap_for))
+
+    def states(self) -> dict[str, str]:
+        """Of each model, by name."""
+        return {model["id"]: model["state"] for model in self.http.get("/v1/models").json()["data"]}
+
+    def wait_for(self, **states: str) -> None:
+        """Until these models stand so."""
+        eventually(
+            lambda: self.states().items() >= states.items(),
+            within_s=STARTS_S_MAX,
+            what=f"models are {states}",
+        )
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.http.get("/v1/status").json()
+        return answer
+
+    def pids(self, model: str) -> list[int]:
+        """The process ids of a model's workers."""
+        return [worker["pid"] for worker in self.status()["workers"] if worker["model"] == model]
+
+
+@contextlib.contextmanager
+def several(
+    folder: Path,
+    *models: Scripted,
+    budget: int | None = None,
+    gateway_flags: str = "",
+    fits: bool = True,
+) -> Iterator[Several]:
+    """Gone afterwards, with all its children."""
+    served = Several(folder, models, budget=budget, gateway_flags=gateway_flags, fits=fits)
+    try:
+        yield served
+    finally:
+        served.http.close()
+        served.process.stop()
+
+
+def main(arguments: Sequence[str]) -> int:
+    told = json.loads(arguments[0])
+    logs.setup("serve")
+    folder, env = Path(told["folder"]), dict(os.environ)
+    endpoint = ["--endpoint", f"ipc://{folder}/line"]
+    gateway = [sys.executable, "-m", "broker", *endpoint, *told["gateway"]]
+    children = [Child("gateway", gateway, env, hears=True)]
+    for model in (Scripted(**model) for model in told["models"]):
+        path = str(folder / model.name)
+        argv = [sys.executable, "-m", "worker.fake", *endpoint, *model.flags.split()]
+        served = ServedModel(
+            name=model.name, model=path, named=True, aliases=tuple(model.aliases), resident=model.resident
+        )
+        argv += [f"--model={path}", f"--served-name={model.name}"]
+        children.append(Child(f"worker[{model.name}]", argv, env, model=served))
+    fits = fits_beside if told["fits"] else lambda needed_bytes: False
+    reloading = Reloading(folder / "control", 10.0, 30.0, fits)
+    return Supervisor(children, reloading=reloading, memory_budget=told["budget"]).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
