@@ -69,6 +69,12 @@ class _Model:
         known = [size for size in (self.weight, self.state.weight_bytes) if size is not None]
         return max(known, default=None)
 
+    @property
+    def held_bytes(self) -> int:
+        """What it takes now that it is loaded. A GPU of its own is no part of a process's memory, so caches
+        are counted apart, too."""
+        return max(self.state.memory_bytes, (self.estimate or 0) + self.use.cache_bytes)
+
     def waited_s(self, now: float) -> float:
         return 0.0 if self.use.waiting_since is None else now - self.use.waiting_since
 
@@ -115,7 +121,12 @@ class Residency:
         return None
 
     def _residents(self) -> int:
-        return sum(model.estimate or 0 for model in self._models.values() if model.state.resident)
+        """What those take that are always there."""
+        return sum(
+            model.held_bytes if model.use.loaded else model.estimate or 0
+            for model in self._models.values()
+            if model.state.resident
+        )
 
     def decide(self, uses: Mapping[str, Use], now: float) -> Decision:
         """Who is to run from now on."""
@@ -226,10 +237,10 @@ class Residency:
 
     def _size(self, model: _Model) -> int:
         """What it takes or will take. One whose size nobody knows gets all that residents leave, until it is
-        loaded. What a GPU of its own holds is in no process's memory, so caches are counted apart, too."""
+        loaded."""
         assert self._budget is not None
         if model.use.loaded:
-            return max(model.state.memory_bytes, (model.estimate or 0) + model.use.cache_bytes)
+            return model.held_bytes
         if model.estimate is not None:
             return model.estimate
         return max(0, self._budget - self._residents())

@@ -17,6 +17,7 @@ from deploy import control, launchd, service, systemd
 from deploy import serve as serving
 from deploy.supervise import Supervisor
 from protocol import logs, settings, sockets
+from protocol.naming import folder_of
 
 DISTRIBUTION = "mlx-roundhouse"
 KEY_FILES = ("gateway.key", "gateway.key_secret", "worker.key", "worker.key_secret")
@@ -95,7 +96,7 @@ def reload(
     program = "roundhouse reload"
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        order = control.Order(model, swap_for)
+        order = control.Order(model, swap_for and _from_here(swap_for))
         done, text = _order_reload(control.path_for(serving.port(flags, os.environ)), order)
     except (
         settings.SettingsError,
@@ -107,6 +108,11 @@ def reload(
         settings.exit_with(program, str(error))
     typer.echo(text, err=not done)
     raise typer.Exit(0 if done else 1)
+
+
+def _from_here(model: str) -> str:
+    """The folder that is meant: `serve` may have been started in another one."""
+    return str(folder_of(model).resolve()) if folder_of(model).exists() else model
 
 
 def _order_reload(path: Path, order: control.Order) -> tuple[bool, str]:

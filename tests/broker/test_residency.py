@@ -222,6 +222,15 @@ def test_one_of_unknown_size_is_loaded_alone_the_first_time() -> None:
     assert world.ready == {"a", "b"}
 
 
+def test_one_of_unknown_size_finds_what_a_resident_one_leaves_though_that_has_grown() -> None:
+    world = World({"a": 4, "b": 3}, resident=("a",))
+    world.settle()
+    world.known = False
+    world.report()
+    uses = {"a": Use(loaded=True, cache_bytes=2), "b": Use(waiting_since=world.now)}
+    assert world.residency.decide(uses, world.now).wanted == {"a", "b"}
+
+
 def test_caches_that_have_grown_cost_somebody_his_place() -> None:
     world = World({"a": 4, "b": 4})
     world.serve("a")
