@@ -115,7 +115,8 @@ class Residency:
             return f"The model `{name}` cannot be loaded; the server's log says why."
         if self._budget is None or model.state.resident:
             return None
-        needed, room = model.state.weight_bytes or 0, self._budget - self._residents()
+        least = sum(other.estimate or 0 for other in self._models.values() if other.state.resident)
+        needed, room = model.state.weight_bytes or 0, self._budget - least
         if needed > room:
             return f"The model `{name}` takes {_gb(needed)}, and the memory budget leaves {_gb(room)} for it."
         return None

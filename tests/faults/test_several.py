@@ -7,6 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults.several import Scripted, several
@@ -158,6 +159,17 @@ def test_a_gateway_that_returns_finds_the_models_loaded(tmp_path: Path) -> None:
         eventually(served.answers, within_s=30, what="a new gateway")
         served.wait_for(a="loaded", b="loaded")
         assert served.pids("a") + served.pids("b") == pids
+
+
+def test_nobody_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    with several(tmp_path, Scripted("a", resident=True), Scripted("b", resident=True)) as served:
+        served.wait_for(a="loaded", b="loaded")
+        family = served.process.stats.children(recursive=True)
+        assert len(family) == 3
+        served.process.kill()
+        served.process.wait()
+        gone, alive = psutil.wait_procs(family, timeout=15)
+        assert (len(gone), alive) == (3, [])
 
 
 @pytest.mark.parametrize("fits", [True, False], ids=["beside", "after"])
