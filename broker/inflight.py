@@ -104,8 +104,9 @@ class Flight:
         return self.leg is not None and self.leg.deltas >= PROVEN_DELTAS
 
     def goes_on_with(self, identity: str) -> bool:
-        """Whether the model with this identity can finish what this flight has got."""
-        return not self.tokens or self.identity == identity
+        """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
+        an earlier version and does not say; then the name counts."""
+        return not (self.tokens and self.identity and identity) or self.identity == identity
 
     def take(self) -> list[Item]:
         """Everything that arrived since the last call, in order; the terminal item comes last."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from broker import status
 from protocol.messages import Heartbeat, Loading, PrefixStatus, Reuse, RowStatus, TopPrefix
+from protocol.orders import ModelState, Roster
 from tests.broker.line import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(
@@ -54,8 +55,27 @@ def test_a_gateway_alone_tells_of_itself() -> None:
             "dropped": {},
             "line_errors": {"decode": 3},
         },
+        "models": [],
         "workers": [],
     }
+
+
+def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
+    line = Line()
+    line.dispatcher.catalogue.told(
+        Roster(
+            models=[
+                ModelState(name="kept", stage="running", resident=True, memory_bytes=7),
+                ModelState(name="other"),
+            ],
+            on_demand=True,
+        )
+    )
+    with line.dispatcher.board(line.dispatcher.find("other"), [request("x")], ()):
+        assert status.status(line.dispatcher, 1.0, {})["models"] == [
+            {"model": "kept", "state": "loading", "resident": True, "memory_bytes": 7, "waiting": 0},
+            {"model": "other", "state": "unloaded", "resident": False, "memory_bytes": 0, "waiting": 1},
+        ]
 
 
 def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
