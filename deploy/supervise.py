@@ -193,13 +193,20 @@ class Supervisor:
         child = self._reloads.next
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
-        needed = max(self._memory_bytes(child), self._reloads.needed_bytes)
+        needed = max(self._taken_bytes(child), self._reloads.needed_bytes)
         return self._reloads.ask(name, runs=runs, beside=not runs or self._fits(needed))
 
     def _fits(self, needed_bytes: int) -> bool:
-        held = sum(map(self._memory_bytes, self._models.values()))
-        within = self._memory_budget is None or held + needed_bytes <= self._memory_budget
+        taken = sum(map(self._taken_bytes, self._models.values()))
+        within = self._memory_budget is None or taken + needed_bytes <= self._memory_budget
         return within and (self._reloading is None or self._reloading.fits(needed_bytes))
+
+    def _taken_bytes(self, child: str) -> int:
+        """At least its weights, where it runs: those in a GPU's own memory are in no process's."""
+        model = self._reloads.programs[child].model
+        runs = self._lifecycle.stage(child) != "parked"
+        weights = weight_bytes(model.model) if runs and model is not None else None
+        return max(self._memory_bytes(child), weights or 0)
 
     def _reloaded(self, decision: Reloaded) -> None:
         answer = self._reloads.ended(decision.done, decision.text)

@@ -172,15 +172,25 @@ def test_nobody_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         assert (len(gone), alive) == (3, [])
 
 
-@pytest.mark.parametrize("fits", [True, False], ids=["beside", "after"])
-def test_a_swap_costs_nobody_anything(tmp_path: Path, fits: bool) -> None:
-    with several(tmp_path, Scripted("a"), Scripted("b"), fits=fits) as served:
+@pytest.mark.parametrize(
+    ("fits", "budget", "how"),
+    [
+        (True, 2500 * MB, "has taken over"),
+        (True, 1500 * MB, "ended, and runs anew"),
+        (False, 2500 * MB, "ended, and runs anew"),
+    ],
+    ids=["beside", "no budget for two", "no memory for two"],
+)
+def test_a_swap_costs_nobody_anything(tmp_path: Path, fits: bool, budget: int, how: str) -> None:
+    models = Scripted("a", weight_bytes=1000 * MB), Scripted("b", weight_bytes=1000 * MB)
+    with several(tmp_path, *models, fits=fits, budget=budget) as served:
         served.wait_for(a="loaded")
         old = [ask(served.url, "!tokens=300", stream=bool(n % 2), model="a") for n in range(8)]
         wait_until_flowing(old[1::2])
         pids = served.pids("a")
-        done, text = served.reload("a", served.make_weights("other", 0))
+        done, text = served.reload("a", served.make_weights("other", 1000 * MB))
         assert done, text
+        assert how in text
         new = ask(served.url, "!tokens=10", model="a")
         wait_for([*old, new], 60)
         assert [client.texts for client in old] == [[scripted("!tokens=300", 300)]] * 8
