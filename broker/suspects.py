@@ -2,8 +2,9 @@
 
 A death is remembered with the requests that can have caused it: those aboard; of them only such as had not
 got through the point of an earlier death yet, if there were any. A request that gets through is struck from
-every death. A request may cause three deaths, and one more for each death that nobody is left to have caused,
-up to a limit. How it flies on depends on how many it may have caused so far:
+every death. A request may cause three deaths, one more for each death that nobody is left to have caused,
+and one more for each other request that has come as far, up to a limit. How it flies on depends on how many
+it may have caused so far:
 
 * none: at once, with whoever else there is;
 * some: at once with the others of that kind, as far as there are rows. Whoever has pulled the plug once has
@@ -14,10 +15,10 @@ up to a limit. How it flies on depends on how many it may have caused so far:
   through.
 
 So a request that kills costs three deaths, in a prefill or over any token: one in company, one among
-suspects, one alone. Somebody who pulls the plug brings about deaths without a cause, which raise the bar, and
-who goes on does not let a verdict come. To be taken for guilty an innocent request must be hit three times in
-a row, the third time in the milliseconds that it takes to try it alone, by somebody who has left the others
-in peace for ten minutes and lets go then.
+suspects, one alone. Somebody who pulls the plug brings about deaths without a cause, or many that seem to
+have caused them, either of which raises the bar, and who goes on does not let a verdict come. To be taken for
+guilty an innocent request must be hit three times in a row, the third time in the milliseconds that it takes
+to try it alone, by somebody who has left the others in peace for ten minutes and lets go then.
 
 Deaths and verdicts stand against what is asked of a model, whatever the request's id and seed: copies of one
 that kills are not tried one by one.
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -39,8 +40,8 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
 DEATHS_MAX = 3
-"""So many one request may cause, where every death has a cause."""
-DEATHS_RAISED_MAX = 6
+"""So many one request may cause, where every death has a cause and nobody else is as suspect."""
+DEATHS_RAISED_MAX = 10
 """So many it may in any case."""
 SETTLED_S = 1.0
 """So long a worker lives before somebody is tried alone: who kills it as soon as it comes shows himself."""
@@ -100,6 +101,8 @@ class Suspects:
         self._clock = clock
         self._deaths: deque[Death] = deque(maxlen=DEATHS_REMEMBERED_MAX)
         self._guilty: OrderedDict[bytes, float] = OrderedDict()
+        self._bars: dict[str, tuple[int, set[bytes]]] = {}
+        """By model, until the next change: how many deaths are too many, and who may have caused so many."""
 
     def check(self, requests: Sequence[Generate], model: str) -> None:
         """Raises `RequestError(worker_crashed)` for a request that has been found guilty."""
@@ -119,7 +122,7 @@ class Suspects:
         count = self.deaths(flight) if flight.suspect else 0
         if not count:
             return Standing.FREE
-        left = self._deaths_max(flight.model) - count
+        left = self._deaths_max(flight) - count
         if left > 1:
             return Standing.SUSPECT
         return Standing.HELD if left < 1 and self._is_alone_to_blame(flight) else Standing.ALONE
@@ -128,9 +131,18 @@ class Suspects:
         """For a death at least; unless one without a cause was withdrawn or forgotten meanwhile."""
         return any([*death.candidates] == [mark_of(flight)] for death in self._deaths)
 
-    def _deaths_max(self, model: str) -> int:
-        without_cause = sum(death.model == model and not death.candidates for death in self._deaths)
-        return min(DEATHS_MAX + without_cause, DEATHS_RAISED_MAX)
+    def _deaths_max(self, flight: Flight) -> int:
+        """One more for each death without a cause, and for each other request that seems to be as guilty."""
+        bar, suspected = self._bar(flight.model)
+        return min(bar + len(suspected - {mark_of(flight)}), DEATHS_RAISED_MAX)
+
+    def _bar(self, model: str) -> tuple[int, set[bytes]]:
+        if model not in self._bars:
+            deaths = [death for death in self._deaths if death.model == model]
+            bar = DEATHS_MAX + sum(not death.candidates for death in deaths)
+            counts = Counter(mark for death in deaths for mark in death.candidates)
+            self._bars[model] = bar, {mark for mark, count in counts.items() if count >= bar}
+        return self._bars[model]
 
     def died(self, worker: str, model: str, aboard: Sequence[Flight]) -> None:
         """A worker that served has died with these aboard. What is said twice of one counts once."""
@@ -145,11 +157,13 @@ class Suspects:
             mark = mark_of(flight)
             candidates[mark] = max(len(flight.tokens), candidates.get(mark, 0))
         self._deaths.append(Death(worker, model, self._clock(), candidates))
+        self._bars.clear()
 
     def withdraw(self, worker: str) -> None:
         """This worker has not died after all."""
         for death in [death for death in self._deaths if death.worker == worker]:
             self._deaths.remove(death)
+        self._bars.clear()
 
     def clear(self, flight: Flight) -> None:
         """The flight has got past the points where its workers died, or to its end.
@@ -161,6 +175,7 @@ class Suspects:
         for death in self._deaths:
             if death.candidates.get(mark, NEVER) <= reached:
                 del death.candidates[mark]
+        self._bars.clear()
         flight.suspect = self.deaths(flight) > 0
 
     def convict(self, flight: Flight) -> None:
@@ -174,10 +189,12 @@ class Suspects:
             del death.candidates[mark]
             if not death.candidates:  # which is not to say that it had no cause
                 self._deaths.remove(death)
+        self._bars.clear()
 
     def _forget(self) -> None:
         now = self._clock()
         while self._deaths and self._deaths[0].at + REMEMBERED_S <= now:
             self._deaths.popleft()
+            self._bars.clear()
         while self._guilty and next(iter(self._guilty.values())) <= now:
             self._guilty.popitem(last=False)
