@@ -1,0 +1,245 @@
+"""What ten thousand faults leave behind: `python -m tests.faults.leaks --faults 10000 --kills 200`.
+
+A gateway, a scripted worker, and between them a line that loses, doubles and cuts messages. Clients ask and
+read, others go in the middle of everything; requests wait too long for a row and are refused; in the first
+half the worker is killed again and again, in the second half one worker has to bear all of it. In the end,
+when everybody has gone, nothing may be left: no flight, no row, nothing of the prefixes in use, and not one
+descriptor, thread or process, and hardly a byte, more than before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.faults.clients import GOING, go
+from tests.faults.raw import CHAT, Pool, get, on_uvloop, post
+from tests.faults.streams import scripted
+from tests.faults.tap import Tap, tapped
+from tests.system import Process, System, chat_body, running_system
+
+READERS, LEAVERS = 8, 8
+ROWS, STEP_MS = 8, 2
+SHARE = 0.005
+UNDISTURBED_S_MAX = 2.0
+WARM_FAULTS = 300
+SETTLE_S_MAX = 60.0
+BUSY_S = 0.05
+GROWTH_BYTES_MAX = 16 * 2**20
+FLAGS = ("--queue-timeout", "0.4", "--read-timeout", "5", "--max-waiting", "64", "--log-level", "error")
+REFUSED = {"worker_unavailable", "model_loading", "text_generation_busy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What a process holds."""
+
+    descriptors: int
+    threads: int
+    children: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of it all. Memory is resident bytes, of the gateway and of the worker of the second half,
+    when warm and at the end. `left`: what should not be there."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    answers: int = 0
+    gateway_bytes: list[int] = field(default_factory=list)
+    worker_bytes: list[int] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Siege:
+    """Clients and faults, of one system."""
+
+    def __init__(self, system: System, tap: Tap, seed: int) -> None:
+        self.outcome = Outcome()
+        self._system, self._tap = system, tap
+        self._dice = random.Random(seed)
+        self._pool = Pool(system.port)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self, faults: int, kills: int, warm: int = WARM_FAULTS) -> Outcome:
+        """At least so many faults, the kills among them."""
+        await self._start_worker()
+        await self._suffer(warm, kills=1)
+        gateway = _traces(self._system.gateway)
+        self.outcome.gateway_bytes.append(_memory(self._system.gateway))
+        await self._suffer(self._total + faults // 2, kills)
+        worker = await self._start_worker(instead=True)
+        await self._suffer(self._total + warm, kills=0)
+        before = _traces(worker)
+        self.outcome.worker_bytes.append(_memory(worker))
+        await self._suffer(warm + faults, kills=0)
+        self._compare(self._system.gateway, gateway)
+        self._compare(worker, before)
+        self.outcome.gateway_bytes.append(_memory(self._system.gateway))
+        self.outcome.worker_bytes.append(_memory(worker))
+        await self._pool.close()
+        return self.outcome
+
+    @property
+    def _total(self) -> int:
+        return self.outcome.faults.total() + self._tap.counts.total()
+
+    async def _suffer(self, until: int, kills: int) -> None:
+        """Until there were so many faults. Then everybody goes, and nothing may be left."""
+        self._tap.share = SHARE
+        self._tasks = [asyncio.create_task(self._read_on()) for _ in range(READERS)]
+        self._tasks += [asyncio.create_task(self._leave_on()) for _ in range(LEAVERS)]
+        for _ in range(kills):
+            await asyncio.sleep(self._dice.uniform(0, UNDISTURBED_S_MAX))
+            await self._start_worker(instead=True)
+            self.outcome.faults["killed"] += 1
+        while self._total < until:
+            await asyncio.sleep(BUSY_S)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+        self._tap.share = 0.0
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pool.close()
+        await self._settle()
+
+    async def _start_worker(self, *, instead: bool = False) -> Process:
+        workers = self._system.workers
+        if instead:
+            workers[-1].kill()
+            await asyncio.to_thread(workers[-1].wait)
+        flags = ["--step-ms", str(STEP_MS), "--max-running", str(ROWS), "--log-level", "error"]
+        worker = self._system.start_worker("--endpoint", self._tap.endpoint, *flags)
+        while (await self._pool.ask(get("/ready"))).status != 200:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(BUSY_S)
+        return worker
+
+    # --- clients ---
+
+    async def _read_on(self) -> None:
+        while True:
+            tokens, stream = self._dice.randint(1, 60), self._dice.random() < 0.5
+            text = f"go !tokens={tokens}"
+            reply = await self._pool.ask(post(CHAT, chat_body(text, stream=stream)))
+            if reply.status == 200 and not stream:
+                content = reply.document["choices"][0]["message"]["content"]
+                if content != scripted(text, tokens):
+                    self.outcome.wrong.append(f"{text}: {content!r}")
+                self.outcome.answers += 1
+            elif reply.status == 200:
+                self._judge_stream(reply.body)
+            else:
+                await self._judge_refusal(reply.document["error"])
+
+    def _judge_stream(self, body: bytes) -> None:
+        whole = body.count(b'"finish_reason":"stop"') == 1 and b'"error"' not in body
+        # Once its headers were sent, the only thing that may go wrong is that it waits too long.
+        if whole:
+            self.outcome.answers += 1
+        elif b"text_generation_busy" in body:
+            self.outcome.faults["waited too long"] += 1
+        else:
+            self.outcome.wrong.append(repr(body[-300:]))
+
+    async def _judge_refusal(self, error: dict[str, Any]) -> None:
+        if error["code"] not in REFUSED:
+            self.outcome.wrong.append(str(error))
+        if "did not get to" in error["message"]:
+            self.outcome.faults["waited too long"] += 1
+        await asyncio.sleep(BUSY_S)
+
+    async def _leave_on(self) -> None:
+        while True:
+            kind = self._dice.choice(GOING)
+            await go(self._pool, kind, self._dice)
+            self.outcome.faults[f"left in {kind}"] += 1
+
+    # --- what is left ---
+
+    async def _settle(self) -> None:
+        """Nobody is there: what is still there after a while is noted."""
+        ends_at = time.monotonic() + SETTLE_S_MAX
+        while (held := await self._held()) and time.monotonic() < ends_at:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(BUSY_S)
+        if held:
+            self.outcome.left.append(f"after {self._total} faults: {held}")
+
+    async def _held(self) -> dict[str, int]:
+        """By gateway and worker, of requests; and of prefixes, which nobody uses, once all are forgotten."""
+        status = (await self._pool.ask(get("/v1/status"))).document
+        found = Counter({name: status["gateway"][name] for name in ("in_flight", "between_workers")})
+        for worker in status["workers"]:
+            found.update({name: worker[name] for name in ("running", "waiting", "cache_bytes")})
+            found["rows"] += len(worker["rows"])
+        if len(status["workers"]) != 1:
+            found["workers beside one"] = len(status["workers"]) - 1
+        if not +found:
+            await self._pool.ask(get("/v1/cache", "DELETE"))
+            [cache] = (await self._pool.ask(get("/v1/cache"))).document["data"]
+            found.update({name: cache[name] for name in ("ram_bytes", "blocks", "snapshots")})
+        return dict(+found)
+
+    def _compare(self, process: Process, before: Traces) -> None:
+        after = _traces(process)
+        for name, count in asdict(after).items():
+            if count > asdict(before)[name]:
+                self.outcome.left.append(f"{process.name}: {count} {name}, {asdict(before)[name]} before")
+
+
+def _traces(process: Process) -> Traces:
+    stats = process.stats
+    return Traces(stats.num_fds(), stats.num_threads(), len(stats.children(recursive=True)))
+
+
+def _memory(process: Process) -> int:
+    return int(process.stats.memory_info().rss)
+
+
+def besiege(folder: Path, faults: int, kills: int, seed: int, warm: int = WARM_FAULTS) -> Outcome:
+    """All of it, and what is left in this process's own name."""
+    with running_system(folder, FLAGS) as system, tapped(folder, system.endpoint, seed) as tap:
+        outcome = on_uvloop(Siege(system, tap, seed).run(faults, kills, warm))
+        outcome.faults.update(tap.counts)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = {child.pid for child in psutil.Process().children(recursive=True)}
+            strays = children - {system.gateway.pid, system.workers[-1].pid}
+            outcome.left += [f"process {pid}" for pid in strays]
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, help="one in fifty, if not said")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        kills = given.faults // 50 if given.kills is None else given.kills
+        outcome = besiege(Path(folder), given.faults, kills, given.seed)
+    print(f"{outcome.faults.total()} faults beside {outcome.answers} answers: {dict(outcome.faults)}")
+    for name, sizes in (("gateway", outcome.gateway_bytes), ("worker", outcome.worker_bytes)):
+        before, after = (size / 2**20 for size in sizes)
+        print(f"{name}: {before:.1f} MiB when warm, {after:.1f} MiB at the end")
+    print(f"left of it: {'; '.join(outcome.left) or 'nothing'}")
+    print(f"{len(outcome.wrong)} answers wrong")
+    for wrong in outcome.wrong[:5]:
+        print(wrong)
+    growth = max(sizes[1] - sizes[0] for sizes in (outcome.gateway_bytes, outcome.worker_bytes))
+    return 1 if outcome.left or outcome.wrong or growth > GROWTH_BYTES_MAX else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,18 @@
+"""Hundreds of faults, and nothing is left of them: `tests.faults.leaks` for a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults import leaks
+
+
+def test_nothing_is_left_of_kills_leavers_late_requests_and_a_bad_line(tmp_path: Path) -> None:
+    outcome = leaks.besiege(tmp_path, faults=120, kills=1, seed=5, warm=40)
+    assert outcome.left == []
+    assert outcome.faults["killed"] == 2
+    assert outcome.faults.total() >= 120
+    assert outcome.answers > 0
+    gateway, worker = outcome.gateway_bytes, outcome.worker_bytes
+    assert gateway[1] - gateway[0] < leaks.GROWTH_BYTES_MAX
+    assert worker[1] - worker[0] < leaks.GROWTH_BYTES_MAX
