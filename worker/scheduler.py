@@ -86,7 +86,7 @@ class Scheduler:
         """A request joins its queue. Raises `RequestError` for one that could never run."""
         if request.id in self._rows:
             raise ValueError(f"row {request.id} is there already")
-        tokens = (*request.tokens, *request.resume)
+        tokens = request.tokens + request.resume  # the same tuple, where nothing was answered
         if self._ledger.needs(len(tokens)) > self._ledger.bytes_max:
             raise self._too_long(len(tokens))
         number = next(self._arrivals)
