@@ -48,15 +48,15 @@ from protocol.messages import (
 from worker.commands import Clear, Command, Drop, Stop, Submit
 from worker.company import Company
 from worker.config import WorkerSettings
-from worker.contract import Facts, Loader, Model, ModelError
+from worker.contract import Loader, Model, ModelError
 from worker.counters import Counters
 from worker.exits import EXIT_BROKEN, status_of
-from worker.ledger import Ledger
+from worker.introduction import policy_of, ready
 from worker.loop import Loop
 from worker.outbox import Outbox
 from worker.pool import Outcome, PreparerPool
 from worker.reuse import Limits, open_store
-from worker.scheduler import Policy, Scheduler
+from worker.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +127,8 @@ class Service:
         settings = self._settings
         limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)
         store = open_store(model, limits, self._inbox.put)
-        policy = self._policy(model)
-        self._ready = self._describe(model.facts, policy)
+        policy = policy_of(settings, model)
+        self._ready = ready(self._incarnation, model.facts, policy)
         self._outbox.put(self._ready)
         return Loop(
             model=model,
@@ -140,30 +140,6 @@ class Service:
             backlog=self._outbox.depth,
             company=Company(self._settings.admission_window_s),
             counters=self._counters,
-        )
-
-    def _policy(self, model: Model) -> Policy:
-        limit = self._settings.cache_limit_bytes
-        return Policy(
-            rows_max=self._settings.max_running,
-            prefill_tokens=self._settings.prefill_tokens,
-            inter_token_target_s=self._settings.inter_token_target_s,
-            bytes_max=model.facts.cache_bytes_max if limit is None else limit,
-            row_bytes=model.engine.row_bytes,
-        )
-
-    def _describe(self, facts: Facts, policy: Policy) -> Ready:
-        ledger = Ledger(policy.bytes_max, policy.row_bytes)
-        return Ready(
-            incarnation=self._incarnation,
-            model=facts.name,
-            context_length=facts.context_length,
-            running_max=policy.rows_max,
-            parameters=facts.parameters,
-            capabilities=facts.capabilities,
-            cache_bytes_max=policy.bytes_max,
-            tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
-            identity=facts.identity,
         )
 
     # --- the I/O thread ---
