@@ -161,7 +161,17 @@ class Pool:
         """Raises `ConnectionError`."""
         while self._idle and self._idle[-1].lost.is_set():
             self._idle.pop()
-        connection = self._idle.pop() if self._idle else await self.open()
+        if self._idle:
+            connection = self._idle.pop()
+            try:
+                return await self._ask(connection, request)
+            except ConnectionError:
+                if connection.received:
+                    raise
+                # It had been idle for too long, and was closed just now.
+        return await self._ask(await self.open(), request)
+
+    async def _ask(self, connection: Connection, request: bytes) -> Reply:
         reply = await connection.ask(request)
         self._idle.append(connection)
         return reply
