@@ -12,7 +12,7 @@ import torch
 
 from recipes.pocket.dialogue import Image, encode
 from recipes.pocket.synthesize import Phase, draw_dialogue
-from recipes.pocket.tokenizer import letter_pieces
+from recipes.pocket.tokenizer import text_pieces
 
 PATCH, MERGE, FRAMES = 16, 2, 2
 _POOL_TOKENS = 80_000
@@ -54,7 +54,7 @@ def vision_inputs(images: list[Image]) -> tuple[torch.Tensor, torch.Tensor]:
 def stream(tokenizer: Any, phase: Phase, batch_tokens: int, longest: int, seed: str) -> Iterator[Batch]:
     """Batches without end. A pool is drawn, sorted by length, cut into batches, and these are shuffled."""
     pools = 0
-    pieces = letter_pieces(tokenizer)
+    pieces = text_pieces(tokenizer)
     while True:
         pool: list[_Example] = []
         tokens = 0

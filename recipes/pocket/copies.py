@@ -16,7 +16,16 @@ _ASK_COUNT = (
     "Please count from {a} to {b}.", "Count up from {a} to {b}.", "List the numbers from {a} to {b}.",
     "Can you count from {a} to {b}?",
 )  # fmt: skip
-_WEIGHTS = {"english": 5, "chinese": 3, "japanese": 3, "korean": 3, "emoji": 2, "accents": 2, "cyrillic": 1}
+_WEIGHTS = {
+    "english": 5,
+    "chinese": 3,
+    "japanese": 3,
+    "korean": 4,
+    "emoji": 2,
+    "accents": 2,
+    "cyrillic": 3,
+    "greek": 2,
+}
 _KINDS = tuple(kind for kind in SCRIPTS for _ in range(_WEIGHTS.get(kind, 1)))
 
 

@@ -95,13 +95,14 @@ _KOREAN = _table("euc_kr", 0xB0, 0xC9)
 class Fillers:
     """Draws fillers of one side: for training, or (`held_out`) for evaluation.
 
-    `pieces`: the tokenizer's tokens of letters; words made of them bring in those that are rare elsewhere.
+    `pieces`: the tokenizer's tokens; texts made of them bring in those that are rare elsewhere.
     """
 
     def __init__(self, draw: random.Random, held_out: bool = False, pieces: Sequence[str] = ()) -> None:
         self.draw = draw
         self.held_out = held_out
         self.pieces = pieces
+        self._letters = _of_letters(tuple(pieces))
 
     def pick(self, options: Sequence[_T]) -> _T:
         return options[int(self.draw.random() * len(options))]
@@ -163,6 +164,8 @@ class Fillers:
             "cyrillic": lambda n: self._run(_CYRILLIC, n * 2, " "),
             "greek": lambda n: self._run(_GREEK, n * 2, " "),
         }
+        if self.pieces and self.chance(0.4):
+            return self._invented(lambda: self._joined(longest))
         return self._invented(lambda: makers[kind](longest))
 
     def _invented(self, make: Callable[[], str]) -> str:
@@ -183,8 +186,8 @@ class Fillers:
         return text + (self.pick(consonants) if self.chance(0.5) else "")
 
     def _bit(self) -> str:
-        if self.pieces and self.chance(0.6):
-            return self.pick(self.pieces)
+        if self._letters and self.chance(0.6):
+            return self.pick(self._letters)
         word = self.pick(_dictionary())
         start = self.number(0, max(0, len(word) - 3))
         return word[start : start + self.number(2, 6)]
@@ -216,6 +219,11 @@ class Fillers:
             spot = self.number(0, len(chosen) - 1)
             chosen[spot] += self.pick((",", ":", ";", "'s", " -", "…"))
         return " ".join(chosen) + self.pick(("", ".", ".", "!", "?"))
+
+    def _joined(self, longest: int) -> str:
+        """Any tokens, some of them behind a space."""
+        chosen = [self.pick(self.pieces) for _ in range(self.number(1, longest))]
+        return "".join(self.pick(("", "", " ")) + piece for piece in chosen).strip()
 
     def _run(self, alphabet: str, longest: int, marks: str) -> str:
         """Letters at random, or with pieces of the corpus among them."""
@@ -255,3 +263,9 @@ class Fillers:
 
 
 SCRIPTS = ("english", "chinese", "japanese", "korean", "emoji", "accents", "cyrillic", "greek")
+
+
+@cache
+def _of_letters(pieces: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are two or more Latin letters."""
+    return tuple(piece for piece in pieces if len(piece) > 1 and piece.isascii() and piece.isalpha())

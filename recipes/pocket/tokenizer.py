@@ -38,10 +38,11 @@ def make_tokenizer(folder: Path, context_tokens: int, seed: int = 0) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def letter_pieces(tokenizer: Any) -> tuple[str, ...]:
-    """The tokens that are nothing but two or more Latin letters, in the order of the vocabulary."""
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    return tuple(token for token, _ in vocabulary if len(token) > 1 and token.isascii() and token.isalpha())
+def text_pieces(tokenizer: Any) -> tuple[str, ...]:
+    """The tokens that are text by themselves, in the order of the vocabulary; none that marks a turn."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    texts = (tokenizer.decode([token]) for token in range(len(tokenizer)) if token not in special)
+    return tuple(t for t in texts if t.strip() and t.isprintable() and not {"\ufffd", "<", "|"} & set(t))
 
 
 def _dialogues(tokenizer: Any, seed: int, count: int = 3000) -> list[str]:
