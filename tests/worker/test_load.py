@@ -123,6 +123,23 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
     assert "0.0 MB" in failure(folder)
 
 
+def test_a_share_of_the_memory_holds_however_much_there_is() -> None:
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    model = ModelLoader(str(folder), memory_budget=size + 7, memory_headroom=0.0).load(nothing)
+    assert model.facts.cache_bytes_max == 7
+    assert "its weights" in failure(folder, memory_budget=size - 1)
+
+
+def test_a_model_is_called_as_it_is_told_and_is_what_it_is() -> None:
+    folder = str(model_folder("dense"))
+    one, other = (ModelLoader(folder, served_name=name).load(nothing).facts for name in ("small", None))
+    assert (one.name, other.name) == ("small", Path(folder).name)
+    assert one.identity == other.identity != one.fingerprint
+    another = ModelLoader(str(model_folder("hybrid"))).load(nothing).facts
+    assert another.identity != one.identity
+
+
 def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
     """What is found free at each look; at further ones, what was found last."""
     found = iter(free)
