@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ JUDGED_S_MIN = 10.0
 @dataclass(slots=True)
 class Outcome:
     """What became of a while. `in_house_max`: as refusals say, when it was full. `waiting_max`: as the worker
-    said now and then. `wrong`: the first words of what went wrong."""
+    said now and then. `late_s`: by how much requests were sent later than they were due, for want of a core.
+    `wrong`: the first words of what went wrong."""
 
     seconds: float = 0.0
     served: int = 0
     refused_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
     retry_after: set[int] = field(default_factory=set)
     waiting_max: int = 0
     in_house_max: int = 0
@@ -50,10 +53,6 @@ class Outcome:
     def goodput(self) -> float:
         """Answers per second."""
         return self.served / self.seconds
-
-    def quantile(self, part: float) -> float:
-        """Of the seconds that refusals took."""
-        return sorted(self.refused_s)[int(part * (len(self.refused_s) - 1))] if self.refused_s else 0.0
 
     def take(self, reply: Reply) -> None:
         if reply.status == 200:
@@ -81,6 +80,10 @@ class Outcome:
         self.retry_after.add(int(reply.headers.get("retry-after", 0)))
         if not named or "retry-after" not in reply.headers:
             self.wrong.append(f"refused without a word: {reply.headers} {error}")
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    return sorted(values)[int(part * (len(values) - 1))] if values else 0.0
 
 
 class Load:
@@ -126,6 +129,7 @@ class Load:
         async with asyncio.TaskGroup() as asking:
             while due < ends_at:
                 await asyncio.sleep(due - loop.time())
+                outcome.late_s.append(max(0.0, loop.time() - due))
                 asking.create_task(self._ask(outcome, ends_at))
                 due += self._dice.expovariate(per_second)
 
@@ -174,6 +178,10 @@ def complaints(calm: Outcome, beyond: Outcome) -> list[str]:
     return found
 
 
+def _quantiles(seconds: Sequence[float]) -> str:
+    return ", ".join(f"p{100 * q:g} {1000 * quantile(seconds, q):.1f} ms" for q in (0.5, 0.99, 0.999))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -186,9 +194,9 @@ def main() -> int:
         calm, beyond = on_uvloop(run(system, given.seconds, given.times, given.seed))
     print(f"at capacity {calm.goodput:.1f} answers/s; at {given.times:g} times that {beyond.goodput:.1f}:")
     print(f"goodput {beyond.goodput / calm.goodput:.3f} of that at capacity (at least {GOODPUT_MIN})")
-    quantiles = ", ".join(f"p{100 * q:g} {1000 * beyond.quantile(q):.1f} ms" for q in (0.5, 0.99, 0.999))
     print(f"{len(beyond.refused_s)} refused, all told when to come back ({sorted(beyond.retry_after)} s)")
-    print(f"refused in {quantiles} (p99 at most {1000 * REFUSED_S_MAX:g} ms)")
+    print(f"refused in {_quantiles(beyond.refused_s)} (p99 at most {1000 * REFUSED_S_MAX:g} ms)")
+    print(f"the clients themselves were late by {_quantiles(beyond.late_s)}")
     print(f"at the most {beyond.waiting_max} waited, {beyond.in_house_max} in the house")
     load = beyond.gateway_cpu_s / beyond.seconds
     each_ms = 1000 * beyond.gateway_cpu_s / max(1, beyond.served + len(beyond.refused_s))
@@ -198,7 +206,7 @@ def main() -> int:
         print(each)
     # What is measured in a moment says little.
     met = given.seconds < JUDGED_S_MIN or (
-        beyond.goodput >= GOODPUT_MIN * calm.goodput and beyond.quantile(0.99) <= REFUSED_S_MAX
+        beyond.goodput >= GOODPUT_MIN * calm.goodput and quantile(beyond.refused_s, 0.99) <= REFUSED_S_MAX
     )
     return 0 if met and not wrong else 1
 
