@@ -10,10 +10,10 @@ from recipes.pocket import copies, objects, pictures, recall, talk, tools
 from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 
-Phase = Literal["short", "mixed", "long", "words", "pictures"]
+Phase = Literal["short", "mixed", "long", "grown", "pictures"]
 """`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens;
-`words` goes on from a finished model, without pictures and with more calls of tools; `pictures` are for the
-eyes alone, when the text half is finished."""
+`grown` goes on from a finished model, with more calls of tools, and pictures, or it would forget how they are
+spoken of; `pictures` are for the eyes alone, when the text half is finished."""
 
 MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "copies": copies.copies,
@@ -41,9 +41,9 @@ MIXTURES: dict[Phase, dict[str, float]] = {
         "copies": 36, "long_copy": 3, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
         "tools": 40, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 40, "pair": 20,
     },
-    "words": {
+    "grown": {
         "copies": 50, "long_copy": 5, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
-        "tools": 64, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7,
+        "tools": 64, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 60, "pair": 30,
     },
     "pictures": {"picture": 40, "pair": 22},
 }  # fmt: skip

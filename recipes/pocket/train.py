@@ -42,8 +42,8 @@ class Plan:
 
     shape: Shape
     steps: int
-    words_only: bool = False
-    """All steps on the mixture `words`, for a model that goes on from another."""
+    mixture: Phase | None = None
+    """Of all steps, for a model that goes on from another."""
     rate: float = 1.0
     """Of `_MUON_RATE` and `_ADAM_RATE`."""
     decay_share: float = 0.4
@@ -51,7 +51,7 @@ class Plan:
 
 
 FIRST = Plan(YOUNG, steps=10000)
-THEN = Plan(GROWN, steps=7000, words_only=True, rate=0.7, decay_share=0.7)
+THEN = Plan(GROWN, steps=7000, mixture="grown", rate=0.7, decay_share=0.7)
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
@@ -154,15 +154,15 @@ def _rate(step: int, plan: Plan) -> float:
 
 
 def _phase(step: int, plan: Plan) -> Phase:
-    if plan.words_only:
-        return "words"
+    if plan.mixture is not None:
+        return plan.mixture
     if step < _MIXED_FROM * plan.steps:
         return "short"
     return "mixed" if step < _LONG_FROM * plan.steps else "long"
 
 
 def _longest(phase: Phase) -> int:
-    return {"short": 192, "mixed": 448, "long": 1024, "words": 1024, "pictures": 448}[phase]
+    return {"short": 192, "mixed": 448, "long": 1024, "grown": 1024, "pictures": 448}[phase]
 
 
 def load(model: Any, folder: Path) -> None:
