@@ -51,7 +51,7 @@ class Plan:
 
 
 FIRST = Plan(YOUNG, steps=10000)
-THEN = Plan(GROWN, steps=7000, mixture="grown", rate=0.7, decay_share=0.7)
+THEN = Plan(GROWN, steps=8000, mixture="grown", rate=0.7, decay_share=0.7)
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
