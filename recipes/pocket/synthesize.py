@@ -24,6 +24,8 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "recall": recall.recall,
     # More to choose from than the held-out dialogues have.
     "tools": lambda fill: tools.tools(fill, counts=(1, 2, 2, 3, 3, 4)),
+    # All of them asked for: more calls to learn from for the tokens that the schemas take.
+    "many_tools": lambda fill: tools.tools(fill, counts=(3, 4, 4, 5, 5), questions=(5,)),
     "objects": objects.objects,
     "talk": talk.talk,
     "noise": talk.noise,
@@ -38,12 +40,14 @@ MIXTURES: dict[Phase, dict[str, float]] = {
         "talk": 5, "noise": 2, "picture": 40, "pair": 20,
     },
     "long": {
-        "copies": 36, "long_copy": 3, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
-        "tools": 40, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 40, "pair": 20,
+        "copies": 36, "long_copy": 6, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
+        "tools": 30, "many_tools": 30, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7,
+        "picture": 40, "pair": 20,
     },
     "grown": {
-        "copies": 50, "long_copy": 5, "spelling": 5, "counting": 6, "long_counting": 4, "recall": 20,
-        "tools": 64, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 60, "pair": 30,
+        "copies": 50, "long_copy": 10, "spelling": 5, "counting": 6, "long_counting": 5, "recall": 20,
+        "tools": 40, "many_tools": 50, "objects": 24, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 40,
+        "pair": 40,
     },
     "pictures": {"picture": 40, "pair": 22},
 }  # fmt: skip

@@ -7,7 +7,7 @@ has never seen and copy the names from there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ _UNITS = ("degrees", "percent", "metres", "minutes", "euros", "points", "hours")
 class Use:
     """A tool's schema, with one question for it, the arguments that fit, and what comes back."""
 
+    subject: str
+    """What it is for. Of two tools with one subject nobody could tell which is meant."""
     schema: dict[str, Any]
     question: str
     arguments: dict[str, Any]
@@ -87,9 +89,8 @@ def _lookup(fill: Fillers) -> Use:
     )
     result, answer = _finding(fill, noun, place)
     question = fill.pick(_ASK_PLACE).format(n=noun, v=place)
-    return Use(
-        _schema(fill, name, about, {parameter: "string"}), question, {parameter: place}, result, answer
-    )
+    schema = _schema(fill, name, about, {parameter: "string"})
+    return Use(noun, schema, question, {parameter: place}, result, answer)
 
 
 def _finding(fill: Fillers, noun: str, place: str) -> tuple[str, str]:
@@ -117,7 +118,7 @@ def _sum(fill: Fillers) -> Use:
     result = str(fill.number(0, 9999))
     schema = _schema(fill, name, f"{name.capitalize()} two numbers.", {first: kind, second: kind})
     question = fill.pick(_SUMS[name]).format(a=a, b=b)
-    return Use(schema, question, {first: a, second: b}, result, f"The result is {result}.")
+    return Use(name, schema, question, {first: a, second: b}, result, f"The result is {result}.")
 
 
 def _search(fill: Fillers) -> Use:
@@ -133,7 +134,7 @@ def _search(fill: Fillers) -> Use:
     about = f"Search the {where or 'web'}."
     result = fill.pick((fill.sentence(6), fill.phrase()))
     schema = _schema(fill, name, about, {parameter: "string"})
-    return Use(schema, question, {parameter: text}, result, f"I found this: {result}")
+    return Use(f"search {where}", schema, question, {parameter: text}, result, f"I found this: {result}")
 
 
 def _send(fill: Fillers) -> Use:
@@ -153,7 +154,7 @@ def _send(fill: Fillers) -> Use:
         arguments = dict(zip(keys, (person, count), strict=True))
     kinds = {key: "integer" if isinstance(value, int) else "string" for key, value in arguments.items()}
     schema = _schema(fill, name, f"{name.split('_')[0].capitalize()} a {noun}.", kinds)
-    return Use(schema, question, arguments, "ok", "Done.")
+    return Use(name, schema, question, arguments, "ok", "Done.")
 
 
 def _set(fill: Fillers) -> Use:
@@ -161,7 +162,7 @@ def _set(fill: Fillers) -> Use:
     parameter = fill.pick(("value", "to", "state", noun))
     question = fill.pick((f"Set the {noun} to {value}.", f"Please set the {noun} to {value}."))
     schema = _schema(fill, f"set_{noun}", f"Set the {noun}.", {parameter: "string"})
-    return Use(schema, question, {parameter: value}, "ok", "Done.")
+    return Use(f"set {noun}", schema, question, {parameter: value}, "ok", "Done.")
 
 
 def _plain(fill: Fillers) -> Use:
@@ -170,7 +171,7 @@ def _plain(fill: Fillers) -> Use:
     result = fill.value()
     question = fill.pick((f"What is the {noun}?", f"Tell me the {noun}.", f"What is the {noun} now?"))
     schema = _schema(fill, f"{_verb(fill)}_{noun}", f"Get the {noun}.", {})
-    return Use(schema, question, {}, result, f"The {noun} is {result}.")
+    return Use(noun, schema, question, {}, result, f"The {noun} is {result}.")
 
 
 _KINDS: tuple[Callable[[Fillers], Use], ...] = (
@@ -178,34 +179,37 @@ _KINDS: tuple[Callable[[Fillers], Use], ...] = (
 )  # fmt: skip
 
 
-def tools(fill: Fillers, counts: Sequence[int] = (1, 1, 2, 2, 3, 4)) -> Dialogue:
-    """One to three questions over some tools, `counts` of which one is picked; the last turn is a call or an
-    answer from a result."""
+def tools(
+    fill: Fillers, counts: Sequence[int] = (1, 1, 2, 2, 3, 4), questions: Sequence[int] = (1, 2, 3)
+) -> Dialogue:
+    """Some of `questions` over some of `counts` tools; the last turn is a call or an answer from a result."""
     uses: dict[str, Use] = {}
     for _ in range(fill.pick(counts)):
         use = fill.pick(_KINDS)(fill)
-        uses.setdefault(use.name, use)
-    offered = list(uses.values())
+        uses.setdefault(use.subject, use)
+    offered = list({use.name: use for use in uses.values()}.values())
     messages: list[Message] = [system("You are a helpful assistant.")] if fill.chance(0.2) else []
     thought = "No tool is needed."
-    asked = fill.draw.sample(offered, min(len(offered), fill.number(1, 3)))
+    asked = fill.draw.sample(offered, min(len(offered), fill.pick(questions)))
     for use in asked:
         if fill.chance(0.3):
-            messages += _without_tool(fill)
+            messages += _without_tool(fill, uses)
         messages += [user(use.question), call(use.name, use.arguments)]
         thought = f"I call {use.name}."
         if use is not asked[-1] or fill.chance(0.6):
             messages += [tool_result(use.result), assistant(use.answer)]
             thought = "The tool has answered."
     if messages[-1].get("content") and fill.chance(0.3):
-        messages += _without_tool(fill)
+        messages += _without_tool(fill, uses)
         thought = "No tool fits."
     schemas = [use.schema for use in offered]
     return Dialogue("tools", messages, tools=schemas, thought=thought)
 
 
-def _without_tool(fill: Fillers) -> list[Message]:
-    """Talk that needs no tool, or a question that none of the tools can answer."""
+def _without_tool(fill: Fillers, subjects: Container[str]) -> list[Message]:
+    """Talk that needs no tool, or a question about none of the tools' `subjects`."""
     if fill.chance(0.35):
         return turns(talk_exchange(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))
-    return [user(_lookup(fill).question), assistant(NO_TOOL)]
+    while (use := _lookup(fill)).subject in subjects:
+        pass
+    return [user(use.question), assistant(NO_TOOL)]

@@ -50,8 +50,8 @@ class Plan:
     """Of the steps, at the end, over which the rates fall to zero."""
 
 
-FIRST = Plan(YOUNG, steps=10000)
-THEN = Plan(GROWN, steps=8000, mixture="grown", rate=0.7, decay_share=0.7)
+FIRST = Plan(YOUNG, steps=6000)
+THEN = Plan(GROWN, steps=7000, mixture="grown", rate=0.7, decay_share=0.7)
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:

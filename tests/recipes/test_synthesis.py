@@ -20,6 +20,10 @@ def fillers(seed: int, held_out: bool = False) -> Fillers:
     return Fillers(random.Random(seed), held_out)
 
 
+def names(dialogue: Dialogue) -> list[str]:
+    return [schema["function"]["name"] for schema in dialogue.tools]
+
+
 def test_a_seed_names_one_dialogue() -> None:
     first, again = draw_dialogue("7", "long"), draw_dialogue("7", "long")
     assert (first.messages, first.tools, first.thinking) == (again.messages, again.tools, again.thinking)
@@ -67,6 +71,16 @@ def test_a_call_fits_one_of_the_schemas() -> None:
                 assert (
                     called["arguments"].keys() == offered[called["name"]]["parameters"]["properties"].keys()
                 )
+
+
+def test_what_no_tool_is_for_is_asked_of_none() -> None:
+    for seed in range(300):
+        dialogue = tools.tools(fillers(seed, held_out=True), counts=(4,))
+        subjects = {name.partition("_")[2] for name in names(dialogue)}
+        assert len(names(dialogue)) == len(set(names(dialogue)))
+        for question, answer in zip(dialogue.messages, dialogue.messages[1:], strict=False):
+            if answer.get("content") == tools.NO_TOOL:
+                assert not any(f" the {subject} " in question["content"] for subject in subjects if subject)
 
 
 def test_an_answer_in_json_can_be_read() -> None:
