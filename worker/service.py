@@ -16,15 +16,10 @@ import os
 import queue
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from importlib import metadata
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
-from protocol import logbook, sockets, wire
+from protocol import logbook, sockets
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -38,32 +33,24 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
-    Loading,
     Message,
-    Ready,
     Rejected,
     Welcome,
     new_incarnation,
 )
-from worker.commands import Clear, Command, Drop, Stop, Submit
-from worker.company import Company
+from worker.commands import Clear, Drop, Submit
 from worker.config import WorkerSettings
-from worker.contract import Loader, Model, ModelError
-from worker.counters import Counters
+from worker.contract import Loader, ModelError
 from worker.exits import EXIT_BROKEN, status_of
-from worker.introduction import policy_of, ready
-from worker.loop import Loop
+from worker.line import Line
+from worker.modelthread import ModelThread
 from worker.outbox import Outbox
-from worker.pool import Outcome, PreparerPool
-from worker.reuse import Limits, open_store
-from worker.scheduler import Scheduler
+from worker.pool import Outcome
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 STOP_WAIT_S = 2.0
-_SENDS_AT_ONCE = 256
-_UNSENT_RETRY_MS = 5
 
 
 class Service:
@@ -76,79 +63,26 @@ class Service:
         self._incarnation = new_incarnation()
         endpoint = settings.endpoint or sockets.default_endpoint(8000)
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = sockets.connect_dealer(self._context, endpoint, self._incarnation, curve)
-        self._monitor = self._socket.get_monitor_socket()
+        self._line = Line(endpoint, self._incarnation, curve)
         self._outbox = Outbox()
-        self._unsent: deque[Message] = deque()
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._counters = Counters()
+        self._model = ModelThread(loader, settings, self._incarnation, self._outbox)
         self._prepared: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
         self._preparing: set[str] = set()
         self._open: set[str] = set()
         """Requests that have been taken, and whose end has not been said."""
-        self._dropped = 0
-        """Messages that were none."""
-        self._pool: PreparerPool | None = None
-        self._ready: Ready | None = None
-        self._loaded = 0, 0
-        self._connected = False
         self._gateway: str | None = None
         self._welcome_due = False
         self._stops_asked = 0
         self._drain_until: float | None = None
-        self._failure: BaseException | None = None
+        self._turned_away: ModelError | None = None
         self._last_step = 0, time.monotonic()
         self._logbook = logbook.Logbook(os.environ)
-        self._model_thread = threading.Thread(target=self._run_model, name="model", daemon=True)
-
-    # --- the model thread ---
-
-    def _run_model(self) -> None:
-        try:
-            model = self._loader.load(self._report_progress)
-            loop = self._make_loop(model)
-            try:
-                loop.run()
-            finally:
-                if loop.store:
-                    loop.store.close()
-        except BaseException as error:  # the thread's boundary: the I/O thread decides what it means
-            self._failure = error
-        self._outbox.wake()
-
-    def _report_progress(self, done: int, total: int) -> None:
-        self._loaded = done, total
-        self._outbox.put(Loading(incarnation=self._incarnation, done=done, total=total))
-
-    def _make_loop(self, model: Model) -> Loop:
-        self._pool = PreparerPool(model.open_preparer)
-        self._pool.warm()
-        settings = self._settings
-        limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)
-        store = open_store(model, limits, self._inbox.put)
-        policy = policy_of(settings, model)
-        self._ready = ready(self._incarnation, model.facts, policy)
-        self._outbox.put(self._ready)
-        return Loop(
-            model=model,
-            scheduler=Scheduler(policy, store.index if store else None),
-            store=store,
-            incarnation=self._incarnation,
-            inbox=self._inbox,
-            publish=self._outbox.put,
-            backlog=self._outbox.depth,
-            company=Company(self._settings.admission_window_s),
-            counters=self._counters,
-        )
-
-    # --- the I/O thread ---
 
     def run(self) -> int:
         """Until told to stop, or until the model thread ends. The exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self._model_thread.start()
+        self._model.start()
         try:
             status = self._serve()
         finally:
@@ -160,19 +94,18 @@ class Service:
         self._outbox.wake()
 
     def _serve(self) -> int:
-        poller = zmq.Poller()
-        for readable in (self._socket, self._monitor, self._outbox.fileno()):
-            poller.register(readable, zmq.POLLIN)
+        poller = self._line.poller(self._outbox.fileno())
         next_beat = time.monotonic()
         while True:
             wait_s = max(0.0, next_beat - time.monotonic())
-            poller.poll(_UNSENT_RETRY_MS if self._unsent else math.ceil(1000 * wait_s))
+            poller.poll(self._line.patience_ms(math.ceil(1000 * wait_s)))
             if self._stops_asked and self._is_drained(time.monotonic()):
                 return self._stop()
-            if not self._model_thread.is_alive():
+            if not self._model.is_alive():
                 return self._end_of_model()
-            self._watch_connection()
-            self._receive_all()
+            self._watch_line()
+            for message, media in self._line.receive():
+                self._hear(message, media)
             self._take_prepared()
             self._send_all()
             if time.monotonic() >= next_beat:
@@ -184,48 +117,42 @@ class Service:
         if self._drain_until is None:
             self._drain_until = now + self._settings.drain_timeout_s
             log.info("told to stop: %d requests to end", len(self._open))
-            self._unsent.append(Draining(incarnation=self._incarnation))
+            self._line.say(Draining(incarnation=self._incarnation))
         return not self._open or now >= self._drain_until or self._stops_asked > 1
 
     def _stop(self) -> int:
         log.info("stopping, %d requests left to others", len(self._open))
-        self._unsent.append(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
+        self._line.say(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
         self._send_all()
-        self._inbox.put(Stop())
+        self._model.stop()
         return 0
 
     def _end_of_model(self) -> int:
         self._send_all()
-        return status_of(self._failure)
+        return status_of(self._turned_away or self._model.failure)
 
     def _close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._model_thread.join(STOP_WAIT_S)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close()
-        self._context.term()
+        if self._model.pool is not None:
+            self._model.pool.close()
+        self._model.join(STOP_WAIT_S)
+        self._line.close()
         self._outbox.close()
 
-    # --- connection ---
+    # --- the gateway ---
 
-    def _watch_connection(self) -> None:
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
+    def _watch_line(self) -> None:
+        for there in self._line.changes():
+            if there:
                 self._introduce()
-            elif self._connected:
-                log.warning("the gateway is gone; waiting for it to come back")
-                self._connected, self._gateway = False, None
+            else:
+                self._gateway = None
                 self._abandon_rows()
 
     def _abandon_rows(self) -> None:
         self._preparing.clear()
         self._open.clear()
-        self._unsent.clear()
-        self._inbox.put(Drop(None))
+        self._line.forget()
+        self._model.inbox.put(Drop(None))
 
     def _introduce(self) -> None:
         self._welcome_due = True
@@ -237,30 +164,11 @@ class Service:
             pid=os.getpid(),
             versions=versions,
         )
-        state: Message
-        if self._ready is not None:
-            state = self._ready
-        else:
-            done, total = self._loaded
-            state = Loading(incarnation=self._incarnation, done=done, total=total)
-        # One that drains is not ready, not even for a moment.
-        self._unsent.extend((hello, state) if self._drain_until is None else (hello,))
+        self._line.say(hello)
+        if self._drain_until is None:  # one that drains is not ready, not even for a moment
+            self._line.say(self._model.state)
 
     # --- in ---
-
-    def _receive_all(self) -> None:
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                message, media = wire.decode_to_worker(frames)
-            except wire.WireError as error:
-                self._dropped += 1
-                log.warning("dropped a message, the %dth so far: %s", self._dropped, error)
-                continue
-            self._hear(message, media)
 
     def _hear(self, message: Message, media: list[bytes]) -> None:
         match message:
@@ -268,8 +176,8 @@ class Service:
                 self._meet(message)
             case Rejected():
                 log.error("turned away by the gateway: %s", message.reason)
-                self._failure = ModelError(message.reason)
-                self._inbox.put(Stop())
+                self._turned_away = ModelError(message.reason)
+                self._model.stop()
             case Generate() if message.id in self._open:
                 log.warning("%s: is here already", message.id)  # its one flight hears from the first
             case Generate():
@@ -277,9 +185,9 @@ class Service:
             case Cancel():
                 self._preparing.discard(message.id)
                 self._open.discard(message.id)
-                self._inbox.put(Drop(message.id))
+                self._model.inbox.put(Drop(message.id))
             case ClearCache():
-                self._inbox.put(Clear(message.id))
+                self._model.inbox.put(Clear(message.id))
 
     def _meet(self, message: Welcome) -> None:
         if self._gateway not in (None, message.incarnation):
@@ -292,11 +200,12 @@ class Service:
 
     def _take_request(self, request: Generate, media: list[bytes]) -> None:
         self._open.add(request.id)
-        if self._pool is None:
+        pool = self._model.pool
+        if pool is None:
             self._refuse(request.id, RequestError(Code.MODEL_LOADING))
             return
         self._preparing.add(request.id)
-        self._pool.prepare(request, media, self._on_prepared)
+        pool.prepare(request, media, self._on_prepared)
 
     def _on_prepared(self, id: str, outcome: Outcome) -> None:
         self._prepared.put((id, outcome))
@@ -312,11 +221,11 @@ class Service:
                 self._refuse(id, outcome)
                 continue
             tokens = len(outcome.tokens)
-            self._unsent.append(Accepted(incarnation=self._incarnation, id=id, prompt_tokens=tokens))
-            self._inbox.put(Submit(outcome))
+            self._line.say(Accepted(incarnation=self._incarnation, id=id, prompt_tokens=tokens))
+            self._model.inbox.put(Submit(outcome))
 
     def _refuse(self, id: str, error: RequestError) -> None:
-        self._unsent.append(
+        self._line.say(
             Failed(
                 incarnation=self._incarnation,
                 id=id,
@@ -329,25 +238,13 @@ class Service:
     # --- out ---
 
     def _send_all(self) -> None:
-        if not self._connected:
-            # What is said to nobody is not kept: a gateway that comes later hears the state anew.
-            self._outbox.take(_SENDS_AT_ONCE)
-            self._unsent.clear()
-            return
-        if not self._unsent:
-            self._unsent.extend(self._outbox.take(_SENDS_AT_ONCE))
-        while self._unsent:
-            try:
-                self._socket.send_multipart(wire.encode(self._unsent[0]), zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            sent = self._unsent.popleft()
+        for sent in self._line.send(self._outbox.take):
             if isinstance(sent, Finished | Failed):
                 self._open.discard(sent.id)
 
     def _beat(self) -> None:
-        counters = self._counters
-        self._unsent.append(
+        counters = self._model.counters
+        self._line.say(
             Heartbeat(
                 incarnation=self._incarnation,
                 running=counters.running,
@@ -365,10 +262,11 @@ class Service:
     def _check_progress(self, now: float) -> None:
         """The verdict *stalled*, by the worker itself: stacks to stderr, then a quick end."""
         steps, since = self._last_step
-        if self._counters.steps != steps or self._counters.running == 0:
-            self._last_step = self._counters.steps, now
+        counters = self._model.counters
+        if counters.steps != steps or counters.running == 0:
+            self._last_step = counters.steps, now
         elif now - since > self._settings.stall_timeout_s and self._outbox.depth() == 0:
-            log.critical("no step for %.0f s with %d rows running", now - since, self._counters.running)
+            log.critical("no step for %.0f s with %d rows running", now - since, counters.running)
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
             sys.stderr.flush()
             os._exit(EXIT_BROKEN)
