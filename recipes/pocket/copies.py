@@ -16,6 +16,7 @@ _ASK_COUNT = (
     "Please count from {a} to {b}.", "Count up from {a} to {b}.", "List the numbers from {a} to {b}.",
     "Can you count from {a} to {b}?",
 )  # fmt: skip
+_ASK_COUNT_TO = ("Count to {b}.", "Count up to {b}.", "Can you count to {b}?", "Please count to {b}.")
 _WEIGHTS = {
     "english": 5,
     "chinese": 3,
@@ -52,7 +53,8 @@ def count_exchange(fill: Fillers, longest: int = 30) -> Exchange:
         # The trial that others make is one of length only, and would else be held out or not by chance.
         if fill.ours(f"{first} {last}") and (first, last) != (1, 200):
             break
-    question = fill.pick(_ASK_COUNT).format(a=first, b=last)
+    asks = _ASK_COUNT_TO if first == 1 and fill.chance(0.3) else _ASK_COUNT
+    question = fill.loose(fill.pick(asks).format(a=first, b=last))
     answer = " ".join(map(str, range(first, last + 1)))
     return Exchange(question, answer, f"I start at {first} and stop at {last}.")
 

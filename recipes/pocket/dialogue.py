@@ -66,9 +66,11 @@ def tool_result(text: str) -> Message:
     return {"role": "tool", "content": text}
 
 
-def call(name: str, arguments: dict[str, Any]) -> Message:
-    function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+def calls(name: str, *arguments: dict[str, Any]) -> Message:
+    """A call of the tool for each of `arguments`."""
+    functions = [{"name": name, "arguments": given} for given in arguments]
+    called = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": called}
 
 
 def turns(exchange: Exchange) -> list[Message]:

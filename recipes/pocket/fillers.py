@@ -118,6 +118,10 @@ class Fillers:
         """Whether an invented text is on this side: one in eight is held out."""
         return (zlib.crc32(text.encode()) % 8 == 0) == self.held_out
 
+    def loose(self, text: str) -> str:
+        """Sometimes without the mark at its end, as people write."""
+        return text.rstrip(".?!") if self.chance(0.2) else text
+
     def name(self) -> str:
         if self.chance(0.5 if self.held_out else 0.25):
             return self.pick(HELD_OUT_NAMES if self.held_out else NAMES)
@@ -151,6 +155,11 @@ class Fillers:
     def sentence(self, longest: int = 10) -> str:
         """English-looking words, some invented, with capitals, numbers and punctuation."""
         return self._invented(lambda: self._sentence(longest))
+
+    def prose(self, longest: int = 10) -> str:
+        """Lower-case words, most of them real."""
+        chosen = [self.pick(_dictionary()) if self.chance(0.8) else self.noun() for _ in range(longest)]
+        return " ".join(chosen[: self.number(1, longest)])
 
     def script(self, kind: str, longest: int = 12) -> str:
         """A text in the script `kind`, one of `SCRIPTS`."""

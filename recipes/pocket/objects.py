@@ -80,6 +80,7 @@ def objects(fill: Fillers) -> Dialogue:
     wanted: list[str] = []
     for turn in range(count):
         told, values = source(fill)
+        told = fill.loose(told)
         if turn == 0 or not in_system:
             wanted = _choose(fill, values)
         if in_system:

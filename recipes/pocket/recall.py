@@ -145,14 +145,14 @@ def recall(fill: Fillers) -> Dialogue:
     split = fill.number(0, len(facts)) if fill.chance(0.6) else 0
     messages = _head(fill, facts[:split])
     for fact in facts[split:]:
-        messages += [user(fact.told), assistant(fact.noted)]
+        messages += [user(fill.loose(fact.told)), assistant(fact.noted)]
         if fill.chance(0.4):
             messages += turns(_other(fill))
     asked = [fill.pick(facts) for _ in range(fill.number(1, 3))]
     for fact in asked:
         if fill.chance(0.1):
             messages += turns(_other(fill))
-        messages += turns(Exchange(fact.question, fact.answer))
+        messages += turns(Exchange(fill.loose(fact.question), fact.answer))
     thought = f"The user asks for the {asked[-1].topic}. I know it."
     if fill.chance(0.25):
         unknown = _unknown(fill, {fact.topic for fact in facts})

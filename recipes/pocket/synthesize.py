@@ -37,17 +37,17 @@ MIXTURES: dict[Phase, dict[str, float]] = {
     "short": {"copies": 40, "recall": 30, "objects": 10, "tools": 10, "talk": 5, "picture": 5},
     "mixed": {
         "copies": 24, "long_copy": 2, "spelling": 10, "counting": 6, "recall": 20, "tools": 40, "objects": 20,
-        "talk": 5, "noise": 2, "picture": 40, "pair": 20,
+        "talk": 10, "noise": 2, "picture": 40, "pair": 20,
     },
     "long": {
         "copies": 36, "long_copy": 6, "spelling": 20, "counting": 6, "long_counting": 4, "recall": 20,
-        "tools": 30, "many_tools": 30, "objects": 20, "talk": 4, "noise": 2, "long_noise": 0.7,
+        "tools": 30, "many_tools": 30, "objects": 20, "talk": 12, "noise": 2, "long_noise": 0.7,
         "picture": 40, "pair": 20,
     },
     "grown": {
         "copies": 50, "long_copy": 10, "spelling": 20, "counting": 6, "long_counting": 5, "recall": 20,
-        "tools": 40, "many_tools": 50, "objects": 24, "talk": 4, "noise": 2, "long_noise": 0.7, "picture": 40,
-        "pair": 40,
+        "tools": 40, "many_tools": 50, "objects": 24, "talk": 14, "noise": 2, "long_noise": 0.7,
+        "picture": 40, "pair": 40,
     },
     "pictures": {"picture": 40, "pair": 22},
 }  # fmt: skip

@@ -7,14 +7,14 @@ has never seen and copy the names from there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recipes.pocket.copies import copy_exchange
-from recipes.pocket.dialogue import Dialogue, Message, assistant, call, system, tool_result, turns, user
+from recipes.pocket.dialogue import Dialogue, Message, assistant, calls, system, tool_result, turns, user
 from recipes.pocket.fillers import Fillers
-from recipes.pocket.talk import talk_exchange
+from recipes.pocket.talk import hard_exchange, talk_exchange
 
 NO_TOOL = "I have no tool for that."
 
@@ -25,7 +25,10 @@ _ASK_PLACE = (
     "What's the {n} in {v}?", "What is the {n} in {v} today?", "Tell me the {n} in {v}.",
     "How is the {n} in {v}?", "What is the {n} of {v}?", "What is the {n} for {v}?",
     "Please check the {n} in {v}.", "{n} in {v}?", "What is the {n} at {v}?",
-    "I want to know the {n} in {v}.", "How is the {n} in {v} now?",
+    "I want to know the {n} in {v}.", "How is the {n} in {v} now?", "What's the {n} like in {v}?",
+    "What's the {n} like in {v} today?", "How is the {n} in {v} today?", "What will the {n} be in {v}?",
+    "Show me the {n} in {v}.", "Can you tell me the {n} in {v}?", "Could you check the {n} for {v}?",
+    "Get me the {n} in {v}.", "I need the {n} of {v}.", "What's the current {n} in {v}?",
 )  # fmt: skip
 _SUMS = {
     "add": ("What is {a} plus {b}?", "Add {a} and {b}.", "What is {a} + {b}?", "How much is {a} plus {b}?"),
@@ -34,19 +37,28 @@ _SUMS = {
     "divide": ("What is {a} divided by {b}?", "Divide {a} by {b}.", "What is {a} / {b}?"),
 }
 _SUM_PARAMETERS = (("a", "b"), ("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"))
+_ACTS = ("list", "read", "read", "open", "delete", "create", "run", "play", "start", "stop", "close", "copy")
+_ACT_ON = ("path", "path", "name", "id", "file", "title", "target", "key")
+_ASK_ACT = (
+    "{A} the {n} {v}.", "{A} the {n} {v}.", "{A} {n} {v}.", "Please {a} the {n} {v}.",
+    "{A} the {n} called {v}.", "Can you {a} the {n} {v}?", "{A} the {n} in {v}.",
+    "I want to {a} the {n} {v}.",
+)  # fmt: skip
+_ENDINGS = ("py", "txt", "md", "json", "csv", "log")
 _UNITS = ("degrees", "percent", "metres", "minutes", "euros", "points", "hours")
 
 
 @dataclass(frozen=True)
 class Use:
-    """A tool's schema, with one question for it, the arguments that fit, and what comes back."""
+    """A tool's schema, with one question for it, the calls that fit, and what comes back."""
 
     subject: str
     """What it is for. Of two tools with one subject nobody could tell which is meant."""
     schema: dict[str, Any]
     question: str
-    arguments: dict[str, Any]
-    result: str
+    arguments: Sequence[dict[str, Any]]
+    """Of one call, or of several that the question asks for."""
+    results: Sequence[str]
     answer: str
 
     @property
@@ -54,13 +66,18 @@ class Use:
         return str(self.schema["function"]["name"])
 
 
-def _schema(fill: Fillers, name: str, about: str, parameters: dict[str, str]) -> dict[str, Any]:
+def _schema(
+    fill: Fillers, name: str, about: str, parameters: dict[str, str], optional: bool = False
+) -> dict[str, Any]:
+    """`optional`: there is one parameter more, which nobody asks for."""
     properties: dict[str, Any] = {key: {"type": kind} for key, kind in parameters.items()}
+    if optional:
+        properties["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
     if fill.chance(0.15):
         for key, value in properties.items():
             value["description"] = f"the {key}"
     described: dict[str, Any] = {"type": "object", "properties": properties}
-    if fill.chance(0.7):
+    if optional or fill.chance(0.7):
         described["required"] = list(parameters)
     function: dict[str, Any] = {"name": name}
     if fill.chance(0.5):
@@ -83,14 +100,23 @@ def _lookup(fill: Fillers) -> Use:
     name = f"{_verb(fill)}_{noun.replace(' ', '_')}"
     if fill.chance(0.1):
         name = noun.replace(" ", "_")
-    place = fill.place() if fill.chance(0.85) else fill.name()
-    about = fill.pick(
-        (f"Get the {noun} in a {parameter}.", f"The {noun} of a {parameter}", f"Current {noun}")
+    places = [
+        fill.place() if fill.chance(0.85) else fill.name() for _ in range(2 if fill.chance(0.12) else 1)
+    ]
+    about = fill.pick((
+        f"Get the {noun} in a {parameter}.", f"The {noun} of a {parameter}", f"Current {noun}",
+        f"Get the current {noun} in a given {parameter}",
+    ))  # fmt: skip
+    findings = [_finding(fill, noun, place) for place in places]
+    question = fill.loose(fill.pick(_ASK_PLACE).format(n=noun, v=" and ".join(places)))
+    return Use(
+        noun,
+        _schema(fill, name, about, {parameter: "string"}, optional=fill.chance(0.1)),
+        question,
+        [{parameter: place} for place in places],
+        [result for result, _ in findings],
+        " ".join(answer for _, answer in findings),
     )
-    result, answer = _finding(fill, noun, place)
-    question = fill.pick(_ASK_PLACE).format(n=noun, v=place)
-    schema = _schema(fill, name, about, {parameter: "string"})
-    return Use(noun, schema, question, {parameter: place}, result, answer)
 
 
 def _finding(fill: Fillers, noun: str, place: str) -> tuple[str, str]:
@@ -117,8 +143,8 @@ def _sum(fill: Fillers) -> Use:
     kind = fill.pick(("integer", "number"))
     result = str(fill.number(0, 9999))
     schema = _schema(fill, name, f"{name.capitalize()} two numbers.", {first: kind, second: kind})
-    question = fill.pick(_SUMS[name]).format(a=a, b=b)
-    return Use(name, schema, question, {first: a, second: b}, result, f"The result is {result}.")
+    question = fill.loose(fill.pick(_SUMS[name]).format(a=a, b=b))
+    return Use(name, schema, question, [{first: a, second: b}], [result], f"The result is {result}.")
 
 
 def _search(fill: Fillers) -> Use:
@@ -134,7 +160,14 @@ def _search(fill: Fillers) -> Use:
     about = f"Search the {where or 'web'}."
     result = fill.pick((fill.sentence(6), fill.phrase()))
     schema = _schema(fill, name, about, {parameter: "string"})
-    return Use(f"search {where}", schema, question, {parameter: text}, result, f"I found this: {result}")
+    return Use(
+        f"search {where}",
+        schema,
+        fill.loose(question),
+        [{parameter: text}],
+        [result],
+        f"I found this: {result}",
+    )
 
 
 def _send(fill: Fillers) -> Use:
@@ -154,7 +187,7 @@ def _send(fill: Fillers) -> Use:
         arguments = dict(zip(keys, (person, count), strict=True))
     kinds = {key: "integer" if isinstance(value, int) else "string" for key, value in arguments.items()}
     schema = _schema(fill, name, f"{name.split('_')[0].capitalize()} a {noun}.", kinds)
-    return Use(name, schema, question, arguments, "ok", "Done.")
+    return Use(name, schema, question, [arguments], ["ok"], "Done.")
 
 
 def _set(fill: Fillers) -> Use:
@@ -162,7 +195,27 @@ def _set(fill: Fillers) -> Use:
     parameter = fill.pick(("value", "to", "state", noun))
     question = fill.pick((f"Set the {noun} to {value}.", f"Please set the {noun} to {value}."))
     schema = _schema(fill, f"set_{noun}", f"Set the {noun}.", {parameter: "string"})
-    return Use(f"set {noun}", schema, question, {parameter: value}, "ok", "Done.")
+    return Use(f"set {noun}", schema, fill.loose(question), [{parameter: value}], ["ok"], "Done.")
+
+
+def _act(fill: Fillers) -> Use:
+    """`read_file(path)` and its like: the verb is in the question, and may be what tells two tools apart."""
+    noun = fill.pick(("file", "file", "folder", "page", "note")) if fill.chance(0.3) else fill.noun()
+    verb, parameter = fill.pick(_ACTS), fill.pick(_ACT_ON)
+    target = fill.pick((fill.code(), fill.name(), fill.noun(), f"{fill.noun()}/{fill.noun()}"))
+    if fill.chance(0.5):
+        target = f"{target}.{fill.pick(_ENDINGS)}"
+    question = fill.pick(_ASK_ACT).format(A=verb.capitalize(), a=verb, n=noun, v=target)
+    schema = _schema(fill, f"{verb}_{noun}", f"{verb.capitalize()} a {noun}.", {parameter: "string"})
+    result = fill.value()
+    return Use(
+        f"{verb} {noun}",
+        schema,
+        fill.loose(question),
+        [{parameter: target}],
+        [result],
+        f"The result is {result}.",
+    )
 
 
 def _plain(fill: Fillers) -> Use:
@@ -171,11 +224,11 @@ def _plain(fill: Fillers) -> Use:
     result = fill.value()
     question = fill.pick((f"What is the {noun}?", f"Tell me the {noun}.", f"What is the {noun} now?"))
     schema = _schema(fill, f"{_verb(fill)}_{noun}", f"Get the {noun}.", {})
-    return Use(noun, schema, question, {}, result, f"The {noun} is {result}.")
+    return Use(noun, schema, fill.loose(question), [{}], [result], f"The {noun} is {result}.")
 
 
 _KINDS: tuple[Callable[[Fillers], Use], ...] = (
-    _lookup, _lookup, _lookup, _lookup, _sum, _search, _send, _set, _plain,
+    _lookup, _lookup, _lookup, _lookup, _lookup, _act, _act, _sum, _search, _send, _set, _plain,
 )  # fmt: skip
 
 
@@ -187,29 +240,31 @@ def tools(
     for _ in range(fill.pick(counts)):
         use = fill.pick(_KINDS)(fill)
         uses.setdefault(use.subject, use)
-    offered = list({use.name: use for use in uses.values()}.values())
+    offered = {use.name: use for use in uses.values()}
     messages: list[Message] = [system("You are a helpful assistant.")] if fill.chance(0.2) else []
     thought = "No tool is needed."
-    asked = fill.draw.sample(offered, min(len(offered), fill.pick(questions)))
+    asked = fill.draw.sample(list(offered.values()), min(len(offered), fill.pick(questions)))
     for use in asked:
         if fill.chance(0.3):
-            messages += _without_tool(fill, uses)
-        messages += [user(use.question), call(use.name, use.arguments)]
+            messages += _without_tool(fill, list(offered))
+        messages += [user(use.question), calls(use.name, *use.arguments)]
         thought = f"I call {use.name}."
         if use is not asked[-1] or fill.chance(0.6):
-            messages += [tool_result(use.result), assistant(use.answer)]
+            messages += [*map(tool_result, use.results), assistant(use.answer)]
             thought = "The tool has answered."
     if messages[-1].get("content") and fill.chance(0.3):
-        messages += _without_tool(fill, uses)
+        messages += _without_tool(fill, list(offered))
         thought = "No tool fits."
-    schemas = [use.schema for use in offered]
+    schemas = [use.schema for use in offered.values()]
     return Dialogue("tools", messages, tools=schemas, thought=thought)
 
 
-def _without_tool(fill: Fillers, subjects: Container[str]) -> list[Message]:
-    """Talk that needs no tool, or a question about none of the tools' `subjects`."""
-    if fill.chance(0.35):
-        return turns(talk_exchange(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))
-    while (use := _lookup(fill)).subject in subjects:
-        pass
-    return [user(use.question), assistant(NO_TOOL)]
+def _without_tool(fill: Fillers, offered: Sequence[str]) -> list[Message]:
+    """Talk that needs no tool, what no model of this size can do, or a question for none of `offered`."""
+    if fill.chance(0.45):
+        talk = fill.pick((talk_exchange, talk_exchange, hard_exchange))
+        return turns(talk(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))
+    while True:
+        use = _lookup(fill)
+        if not any(use.subject.replace(" ", "_") in name for name in offered):
+            return [user(use.question), assistant(NO_TOOL)]
