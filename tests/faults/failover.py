@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults import stalling
-from tests.faults.line import disturbed
+from tests.faults.line import Kind, harmed
 from tests.faults.questions import Question, Source, of_the_embedded, of_the_scripted
 from tests.faults.streams import Client
 from tests.system import Process, System, eventually, running_system
@@ -36,7 +36,8 @@ UNDISTURBED_S_MAX = 2.0
 """How long, at most, a worker lives."""
 REFUSED_S = 0.05
 """How long a client that was refused waits before it asks again."""
-SHARE_DISTURBED = 0.02
+SHARE_HARMED = 0.02
+HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "swapped")
 REFUSED = {"worker_unavailable", "model_loading"}
 FLAGS = {
     "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS)],
@@ -185,7 +186,7 @@ def staged(
     """A gateway, and the way to it."""
     with running_system(folder, ["--silent-after", "1"] if fault == "stop" else []) as system:
         if fault == "line":
-            with disturbed(folder, system.endpoint, seed, SHARE_DISTURBED) as line:
+            with harmed(folder, system.endpoint, seed, HARMED_HOW, SHARE_HARMED) as line:
                 yield Stage(system, model, known, endpoint=line.endpoint)
                 assert line.counts["lost"] > 0
                 for worker in system.workers:

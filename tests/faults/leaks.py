@@ -23,14 +23,15 @@ from typing import Any
 import psutil
 
 from tests.faults.clients import GOING, go
+from tests.faults.line import Kind, Line, harmed
 from tests.faults.raw import CHAT, Pool, get, on_uvloop, post
 from tests.faults.streams import scripted
-from tests.faults.tap import Tap, tapped
 from tests.system import Process, System, chat_body, running_system
 
 READERS, LEAVERS = 8, 8
 ROWS, STEP_MS = 8, 2
 SHARE = 0.005
+HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "cut")
 UNDISTURBED_S_MAX = 2.0
 WARM_FAULTS = 300
 SETTLE_S_MAX = 60.0
@@ -65,9 +66,9 @@ class Outcome:
 class Siege:
     """Clients and faults, of one system."""
 
-    def __init__(self, system: System, tap: Tap, seed: int) -> None:
+    def __init__(self, system: System, line: Line, seed: int) -> None:
         self.outcome = Outcome()
-        self._system, self._tap = system, tap
+        self._system, self._line = system, line
         self._dice = random.Random(seed)
         self._pool = Pool(system.port)
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,11 +94,11 @@ class Siege:
 
     @property
     def _total(self) -> int:
-        return self.outcome.faults.total() + self._tap.counts.total()
+        return self.outcome.faults.total() + self._line.counts.total()
 
     async def _suffer(self, until: int, kills: int) -> None:
         """Until there were so many faults. Then everybody goes, and nothing may be left."""
-        self._tap.share = SHARE
+        self._line.share = SHARE
         self._tasks = [asyncio.create_task(self._read_on()) for _ in range(READERS)]
         self._tasks += [asyncio.create_task(self._leave_on()) for _ in range(LEAVERS)]
         for _ in range(kills):
@@ -109,7 +110,7 @@ class Siege:
             for task in self._tasks:
                 if task.done():
                     task.result()
-        self._tap.share = 0.0
+        self._line.share = 0.0
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -122,7 +123,7 @@ class Siege:
             workers[-1].kill()
             await asyncio.to_thread(workers[-1].wait)
         flags = ["--step-ms", str(STEP_MS), "--max-running", str(ROWS), "--log-level", "error"]
-        worker = self._system.start_worker("--endpoint", self._tap.endpoint, *flags)
+        worker = self._system.start_worker("--endpoint", self._line.endpoint, *flags)
         while (await self._pool.ask(get("/ready"))).status != 200:  # noqa: ASYNC110 - another process
             await asyncio.sleep(BUSY_S)
         return worker
@@ -210,9 +211,9 @@ def _memory(process: Process) -> int:
 
 def besiege(folder: Path, faults: int, kills: int, seed: int, warm: int = WARM_FAULTS) -> Outcome:
     """All of it, and what is left in this process's own name."""
-    with running_system(folder, FLAGS) as system, tapped(folder, system.endpoint, seed) as tap:
-        outcome = on_uvloop(Siege(system, tap, seed).run(faults, kills, warm))
-        outcome.faults.update(tap.counts)
+    with running_system(folder, FLAGS) as system, harmed(folder, system.endpoint, seed, HARMED_HOW) as line:
+        outcome = on_uvloop(Siege(system, line, seed).run(faults, kills, warm))
+        outcome.faults.update(line.counts)
         with contextlib.suppress(psutil.NoSuchProcess):
             children = {child.pid for child in psutil.Process().children(recursive=True)}
             strays = children - {system.gateway.pid, system.workers[-1].pid}

@@ -1,6 +1,8 @@
-"""A line between gateway and worker that loses, doubles and swaps messages: a ROUTER and DEALERs in a thread.
+"""A line between gateway and workers that harms what passes: it loses, doubles, swaps and cuts messages.
 
-Messages about connections and heartbeats pass: what ZeroMQ promises of those is not put in question.
+To the gateway it is the workers, each under its own name, and to workers the gateway. A worker that dies is
+hung up on the other side too. Messages about connections and heartbeats pass unharmed: what ZeroMQ promises
+of those is not put in question.
 """
 
 from __future__ import annotations
@@ -9,116 +11,151 @@ import contextlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from protocol import sockets, wire
+from protocol.messages import Message
 from tests.broker.peers import of_flights
 
 POLL_MS = 20
 
-Frames = list[bytes]
+Kind = Literal["lost", "doubled", "swapped", "cut"]
+Decode = Callable[[list[bytes]], tuple[Message, list[bytes]]]
 
 
-class Disturbed:
-    """One direction of the line. `send` takes what comes through."""
+class Passing(NamedTuple):
+    """A message from or to the worker of that name."""
 
-    def __init__(self, dice: random.Random, share: float, counts: Counter[str]) -> None:
-        """`share`: of the messages about requests, to how many something happens."""
-        self._dice, self._share, self._counts = dice, share, counts
-        self._held: Callable[[], None] | None = None
+    worker: bytes
+    frames: list[bytes]
 
-    def carry(self, send: Callable[[], None], *, may_suffer: bool) -> None:
-        held, self._held = self._held, None
-        how = self._dice.choice(["lost", "doubled", "swapped"])
-        if not may_suffer or self._dice.random() >= self._share:
-            how = "passed"
+
+class Direction:
+    """One direction of the line."""
+
+    def __init__(
+        self, dice: random.Random, kinds: Sequence[Kind], counts: Counter[str], decode: Decode
+    ) -> None:
+        self._dice, self._kinds, self._counts, self._decode = dice, kinds, counts, decode
+        self._held: list[Passing] = []
+
+    def harm(self, passing: Passing, share: float) -> list[Passing]:
+        """What goes on in place of a message. `share`: of those about requests, to how many it happens."""
+        held = self.held()
+        if self._dice.random() >= share or not of_flights(self._decode(passing.frames)[0]):
+            return [passing, *held]
+        how = self._dice.choice(self._kinds)
         self._counts[how] += 1
         match how:
-            case "passed":
-                send()
+            case "lost":
+                return held
             case "doubled":
-                send()
-                send()
+                return [passing, passing, *held]
             case "swapped":
-                self._held = send
-        if held is not None:
-            held()
+                self._held = [passing]
+                return held
+        head, *others = passing.frames
+        return [Passing(passing.worker, [head[: self._dice.randrange(len(head))], *others]), *held]
 
-    def flush(self) -> None:
-        """Nothing has come for a while: what waits to be overtaken need not wait any longer."""
-        held, self._held = self._held, None
-        if held is not None:
-            held()
+    def held(self) -> list[Passing]:
+        """What waits to be overtaken, and need not wait any longer."""
+        held, self._held = self._held, []
+        return held
 
 
 class Line(threading.Thread):
-    """Workers connect to `endpoint`; what they say arrives at the gateway under their own names."""
+    """Workers connect to `endpoint`. `counts`: how many messages were harmed, and how."""
 
-    def __init__(self, folder: Path, gateway: str, seed: int, share: float) -> None:
+    def __init__(self, folder: Path, gateway: str, seed: int, kinds: Sequence[Kind], share: float) -> None:
+        """`share`, which may be changed: of the messages about requests, how many are harmed."""
         super().__init__(name="line")
-        self.endpoint = f"ipc://{folder}/disturbed"
+        self.endpoint = f"ipc://{folder}/harmed"
+        self.share = share
         self.counts: Counter[str] = Counter()
         self._gateway = gateway
         self._over = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._front = sockets.bind_router(self._context, self.endpoint, None)
+        self._monitor = self._front.get_monitor_socket()
         self._backs: dict[bytes, zmq.Socket[bytes]] = {}
+        self._names: dict[object, bytes] = {}
+        """By the descriptor of their connection."""
         dice = random.Random(seed)
-        self._up = Disturbed(dice, share, self.counts)
-        self._down = Disturbed(dice, share, self.counts)
+        self._up = Direction(dice, kinds, self.counts, wire.decode_to_gateway)
+        self._down = Direction(dice, kinds, self.counts, wire.decode_to_worker)
 
     def run(self) -> None:
         while not self._over.is_set():
             poller = zmq.Poller()
-            for socket in (self._front, *self._backs.values()):
+            for socket in (self._front, self._monitor, *self._backs.values()):
                 poller.register(socket, zmq.POLLIN)
             if not poller.poll(POLL_MS):
-                self._up.flush()
-                self._down.flush()
+                self._send_up(self._up.held())
+                self._send_down(self._down.held())
             for name, *frames in _read(self._front):
-                self._carry_up(name, frames)
+                self._names[frames[-1].get(zmq.SRCFD)] = name.bytes
+                self._send_up(self._up.harm(_passing(name.bytes, frames), self.share))
             for name, back in self._backs.items():
                 for frames in _read(back):
-                    self._carry_down(name, frames)
+                    self._send_down(self._down.harm(_passing(name, frames), self.share))
+            self._hang_up()
         self._context.destroy(0)  # the sockets' monitors, too
 
-    def _carry_up(self, name: bytes, frames: Frames) -> None:
-        if name not in self._backs:
-            back = sockets.connect_dealer(self._context, self._gateway, name.decode(), None)
-            back.setsockopt(zmq.IMMEDIATE, 0)
-            self._backs[name] = back
-        message, _ = wire.decode_to_gateway(frames)
-        self._up.carry(lambda: self._backs[name].send_multipart(frames), may_suffer=of_flights(message))
+    def _send_up(self, messages: Sequence[Passing]) -> None:
+        for name, frames in messages:
+            if name not in self._backs:
+                back = sockets.connect_dealer(self._context, self._gateway, name.decode(), None)
+                back.setsockopt(zmq.IMMEDIATE, 0)
+                self._backs[name] = back
+            self._backs[name].send_multipart(frames)
 
-    def _carry_down(self, name: bytes, frames: Frames) -> None:
-        message, _ = wire.decode_to_worker(frames)
-
-        def send() -> None:
-            with contextlib.suppress(zmq.ZMQError):  # it is gone
+    def _send_down(self, messages: Sequence[Passing]) -> None:
+        for name, frames in messages:
+            with contextlib.suppress(zmq.ZMQError):  # it has just died
                 self._front.send_multipart([name, *frames])
 
-        self._down.carry(send, may_suffer=of_flights(message))
+    def _hang_up(self) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                back = self._backs.pop(self._names.pop(event["value"], b""), None)
+                if back is not None:
+                    _close(back)
+                    self._up.held()  # or it would come back to life
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
 
-def _read(socket: zmq.Socket[bytes]) -> Iterator[Frames]:
-    while True:
-        try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
+def _passing(worker: bytes, frames: Sequence[zmq.Frame]) -> Passing:
+    return Passing(worker, [frame.bytes for frame in frames])
+
+
+def _read(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+    with contextlib.suppress(zmq.Again):
+        while True:
+            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
+
+
+def _close(socket: zmq.Socket[bytes]) -> None:
+    monitor = socket.get_monitor_socket()
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
 
 
 @contextlib.contextmanager
-def disturbed(folder: Path, gateway: str, seed: int, share: float) -> Iterator[Line]:
+def harmed(
+    folder: Path, gateway: str, seed: int, kinds: Sequence[Kind], share: float = 0.0
+) -> Iterator[Line]:
     """A line to the gateway at that endpoint."""
-    line = Line(folder, gateway, seed, share)
+    line = Line(folder, gateway, seed, kinds, share)
     line.start()
     try:
         yield line

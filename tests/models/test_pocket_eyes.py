@@ -1,0 +1,74 @@
+"""The pocket model sees, through mlx-vlm, pictures that Pillow has drawn and no script of its training."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_vlm import generate, load
+from mlx_vlm.prompt_utils import apply_chat_template
+from PIL import Image, ImageDraw
+
+from worker.pocket import MODEL_PATH
+
+COLOURS = {"red": (220, 20, 20), "green": (20, 160, 40), "blue": (30, 60, 220), "yellow": (240, 220, 20)}
+SHAPES = ("circle", "square", "triangle", "cross")
+SIZE = 64
+
+
+@cache
+def loaded() -> tuple[Any, Any]:
+    model, processor, *_ = load(str(MODEL_PATH))
+    return model, processor
+
+
+def ask(question: str, folder: Path, *images: Image.Image) -> str:
+    """The greedy answer to one question with images."""
+    model, processor = loaded()
+    files = []
+    for number, image in enumerate(images):
+        image.save(folder / f"{number}.png")
+        files.append(str(folder / f"{number}.png"))
+    prompt = apply_chat_template(processor, model.config, question, num_images=len(files))
+    return str(generate(model, processor, prompt, image=files, max_tokens=40, verbose=False).text).strip()
+
+
+def plain(colour: str) -> Image.Image:
+    return Image.new("RGB", (SIZE, SIZE), COLOURS[colour])
+
+
+def drawn(shape: str, colour: str = "blue") -> Image.Image:
+    image = Image.new("RGB", (SIZE, SIZE), "white")
+    pen = ImageDraw.Draw(image)
+    match shape:
+        case "circle":
+            pen.ellipse((14, 14, 50, 50), fill=COLOURS[colour])
+        case "square":
+            pen.rectangle((15, 15, 49, 49), fill=COLOURS[colour])
+        case "triangle":
+            pen.polygon(((32, 12), (12, 50), (52, 50)), fill=COLOURS[colour])
+        case _:
+            pen.rectangle((26, 12, 38, 52), fill=COLOURS[colour])
+            pen.rectangle((12, 26, 52, 38), fill=COLOURS[colour])
+    return image
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_it_names_a_colour(colour: str, tmp_path: Path) -> None:
+    assert ask("What colour is this image?", tmp_path, plain(colour)) == f"The image is {colour}."
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_names_a_shape(shape: str, tmp_path: Path) -> None:
+    assert ask("Which shape is this?", tmp_path, drawn(shape)) == f"It is a {shape}."
+
+
+def test_of_two_images_it_knows_which_is_which(tmp_path: Path) -> None:
+    first, second = (
+        ask("Compare the two images.", tmp_path, plain(a), plain(b))
+        for a, b in (("red", "blue"), ("blue", "red"))
+    )
+    assert first == "The first is red, the second is blue."
+    assert second == "The first is blue, the second is red."
