@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from recipes.pocket import weights
+from recipes.pocket import together, weights
 from recipes.pocket.evaluate import evaluate, table
 from recipes.pocket.export import export
 from recipes.pocket.model import CONTEXT_TOKENS
@@ -32,20 +32,26 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
+    together.join()
     folder, young = options.out / "model", options.start or options.out / "young"
-    if options.start and not folder.exists():
-        shutil.copytree(options.start, folder)
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    else:
-        tokenizer = make_tokenizer(folder, CONTEXT_TOKENS, options.seed)
+    if together.number() == 0:
+        if options.start and not folder.exists():
+            shutil.copytree(options.start, folder)
+        if not (folder / "tokenizer.json").is_file():
+            make_tokenizer(folder, CONTEXT_TOKENS, options.seed)
+    together.wait()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     if not (young / "model.safetensors").is_file():
         young.mkdir(parents=True, exist_ok=True)
-        weights.write(train(young, tokenizer, options.seed, FIRST), young / "model.safetensors")
+        model = train(young, tokenizer, options.seed, FIRST)
+        if together.number() == 0:
+            weights.write(model, young / "model.safetensors")
+    together.wait()
     model = train(options.out, tokenizer, options.seed, THEN, start=young)
     open_eyes(options.out, model, tokenizer, options.seed)
-    export(model, tokenizer, folder)
-    print(table(evaluate(model, tokenizer, options.dialogues, options.seed)))
+    if together.number() == 0:
+        export(model, tokenizer, folder)
+        print(table(evaluate(model, tokenizer, options.dialogues, options.seed)))
 
 
 if __name__ == "__main__":

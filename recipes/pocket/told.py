@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from recipes.pocket import together
+
 _EVERY = 20
 
 
@@ -24,5 +26,7 @@ class Told:
             self._losses = 0.0
 
     def line(self, text: str) -> None:
+        if together.number():
+            return
         with self._path.open("a", encoding="utf-8") as log:
             print(time.strftime("%H:%M:%S"), text, file=log)

@@ -11,14 +11,15 @@ alone; then the vision tower, behind a text half that stays as it is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from recipes.pocket import weights
+from recipes.pocket import together, weights
 from recipes.pocket.batches import Batch, stream
 from recipes.pocket.eyes import teach_eyes
 from recipes.pocket.model import GROWN, YOUNG, Shape, new_model
@@ -42,6 +43,7 @@ class Plan:
 
     shape: Shape
     steps: int
+    """Of about 2,000 tokens, whoever runs them: of two processes each runs half as many."""
     mixture: Phase | None = None
     """Of all steps, for a model that goes on from another."""
     rate: float = 1.0
@@ -59,6 +61,7 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
 
     `start`: a model folder whose weights it begins with.
     """
+    plan = replace(plan, steps=plan.steps // together.count())
     model = new_model(tokenizer.get_vocab(), seed, plan.shape)
     optimizers = _optimizers(model)
     done = _resume(folder / "checkpoint.pt", model, optimizers)
@@ -67,13 +70,14 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
             load(model, start)
         else:
             teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, folder / LOG)
+    together.agree(model)
     model.train()
     phase: Phase | None = None
     told = Told(folder / LOG)
     for step in range(done, plan.steps):
         if _phase(step, plan) != phase:
             phase = _phase(step, plan)
-            batches = stream(tokenizer, phase, BATCH_TOKENS, _longest(phase), f"{seed} {phase} {step}")
+            batches = _stream(tokenizer, phase, f"{seed} {phase} {step}")
         told.step(step + 1, phase, _step(model, optimizers, next(batches), _rate(step, plan) * plan.rate))
         if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == plan.steps:
             _save(folder / "checkpoint.pt", model, optimizers, step + 1)
@@ -87,13 +91,15 @@ def open_eyes(folder: Path, model: Any, tokenizer: Any, seed: int) -> None:
     By itself first, and then on what that half makes of it.
     """
     teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, folder / LOG)
+    together.agree(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".visual." in name)
     optimizers = _optimizers(model)
-    batches = stream(tokenizer, "pictures", BATCH_TOKENS, _longest("pictures"), f"{seed} pictures")
+    batches = _stream(tokenizer, "pictures", f"{seed} pictures")
     told = Told(folder / LOG)
-    for step in range(_EYES_STEPS):
-        left = (_EYES_STEPS - step) / (_EYES_STEPS * _EYES_DECAY_SHARE)
+    steps = _EYES_STEPS // together.count()
+    for step in range(steps):
+        left = (steps - step) / (steps * _EYES_DECAY_SHARE)
         rate = _EYES_RATE * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
         told.step(step + 1, "pictures", _step(model, optimizers, next(batches), rate))
     model.eval()
@@ -123,6 +129,7 @@ def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float) -> float
     logits = model.lm_head(hidden)
     loss = F.cross_entropy(logits, batch.ids[rows, columns])
     loss.backward()
+    together.average_gradients(model.parameters())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer, full in zip(optimizers, (_MUON_RATE, _ADAM_RATE), strict=True):
         for group in optimizer.param_groups:
@@ -161,8 +168,11 @@ def _phase(step: int, plan: Plan) -> Phase:
     return "mixed" if step < _LONG_FROM * plan.steps else "long"
 
 
-def _longest(phase: Phase) -> int:
-    return {"short": 192, "mixed": 448, "long": 1024, "grown": 1024, "pictures": 448}[phase]
+def _stream(tokenizer: Any, phase: Phase, seed: str) -> Iterator[Batch]:
+    longest = {"short": 192, "mixed": 448, "long": 1024, "grown": 1024, "pictures": 448}[phase]
+    # The first process draws what it would draw alone.
+    own = f" {together.number()}" if together.number() else ""
+    return stream(tokenizer, phase, BATCH_TOKENS, longest, seed + own)
 
 
 def load(model: Any, folder: Path) -> None:
@@ -184,6 +194,8 @@ def load(model: Any, folder: Path) -> None:
 
 
 def _save(path: Path, model: Any, optimizers: list[Any], step: int) -> None:
+    if together.number():
+        return
     draft = path.with_suffix(".draft")
     states = [optimizer.state_dict() for optimizer in optimizers]
     torch.save({"model": model.state_dict(), "optimizers": states, "step": step}, draft)
