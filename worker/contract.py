@@ -60,6 +60,7 @@ class Prepared:
     is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
     `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
     `pin`: what is stored of them is kept as long as possible. `resume`: what another worker has answered.
+    `source`: the parameter that the prompt came in, for errors.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Prepared:
     pin: bool = False
     boundaries: tuple[int, ...] = ()
     resume: tuple[int, ...] = ()
+    source: str = "messages"
 
 
 class Preparer(Protocol):

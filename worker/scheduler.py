@@ -88,7 +88,7 @@ class Scheduler:
             raise ValueError(f"row {request.id} is there already")
         tokens = request.tokens + request.resume  # the same tuple, where nothing was answered
         if self._ledger.needs(len(tokens)) > self._ledger.bytes_max:
-            raise self._too_long(len(tokens))
+            raise self._too_long(len(tokens), request.source)
         number = next(self._arrivals)
         digest = hash(tokens)
         row = Row(
@@ -131,12 +131,13 @@ class Scheduler:
                     return row.family
         return number
 
-    def _too_long(self, tokens: int) -> RequestError:
+    def _too_long(self, tokens: int, source: str) -> RequestError:
         fit = self._ledger.tokens_max(tokens)
         return RequestError(
             Code.CONTEXT_LENGTH_EXCEEDED,
             f"This model's maximum context length is {fit} tokens in the memory of this server. However, "
-            f"your prompt resulted in {tokens} tokens. Please reduce the length of the prompt.",
+            f"your {source} resulted in {tokens} tokens. Please reduce the length of the {source}.",
+            param=source,
         )
 
     # --- what has happened ---

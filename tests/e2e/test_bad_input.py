@@ -188,5 +188,6 @@ def test_a_prompt_that_memory_never_holds_gets_a_400_beside_one_that_runs(
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert "447 tokens in the memory of this server" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "messages"
         wait_for([neighbour], 30)
         assert neighbour.texts == [scripted("!tokens=100", 100)]

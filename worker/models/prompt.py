@@ -131,6 +131,7 @@ class TextPreparer:
         return Prepared(
             id=request.id,
             tokens=tuple(tokens),
+            source=source,
             draw=self._draw(request.sampling),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
