@@ -132,7 +132,7 @@ class Loop:
             answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
             ended = answer.replay()
         except RequestError as error:
-            self._publish_failure(request.id, error.code, error.message)
+            self._publish_failure(request.id, error.code, error.message, error.param)
         except Exception as error:  # the request boundary: its fault, its failure
             log.exception("%s: no output pipeline", request.id)
             self._fail_row(request.id, Code.ENGINE_ERROR, _wording(error))
@@ -304,8 +304,8 @@ class Loop:
         self._leave(id, keeps=False)
         self._publish_failure(id, code, message)
 
-    def _publish_failure(self, id: str, code: Code, message: str) -> None:
-        self.publish(Failed(incarnation=self.incarnation, id=id, code=code, message=message))
+    def _publish_failure(self, id: str, code: Code, message: str, param: str | None = None) -> None:
+        self.publish(Failed(incarnation=self.incarnation, id=id, code=code, message=message, param=param))
 
     def _fail_step(self, error: Exception) -> None:
         log.error("step failed", exc_info=error)
