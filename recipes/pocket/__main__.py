@@ -19,7 +19,7 @@ from recipes.pocket.evaluate import evaluate, table
 from recipes.pocket.export import export
 from recipes.pocket.model import CONTEXT_TOKENS
 from recipes.pocket.tokenizer import make_tokenizer
-from recipes.pocket.train import FIRST, THEN, open_eyes, train
+from recipes.pocket.train import FIRST, THEN, train
 
 
 def main() -> None:
@@ -48,7 +48,6 @@ def main() -> None:
             weights.write(model, young / "model.safetensors")
     together.wait()
     model = train(options.out, tokenizer, options.seed, THEN, start=young)
-    open_eyes(options.out, model, tokenizer, options.seed)
     if together.number() == 0:
         export(model, tokenizer, folder)
         print(table(evaluate(model, tokenizer, options.dialogues, options.seed)))

@@ -19,11 +19,11 @@ _ASK_COUNT = (
 _ASK_COUNT_TO = ("Count to {b}.", "Count up to {b}.", "Can you count to {b}?", "Please count to {b}.")
 _WEIGHTS = {
     "english": 5,
-    "chinese": 3,
-    "japanese": 3,
+    "chinese": 4,
+    "japanese": 4,
     "korean": 4,
     "emoji": 2,
-    "accents": 2,
+    "accents": 3,
     "cyrillic": 3,
     "greek": 2,
 }

@@ -102,7 +102,7 @@ class Fillers:
         self.draw = draw
         self.held_out = held_out
         self.pieces = pieces
-        self._letters = _of_letters(tuple(pieces))
+        self._letters, self._foreign = _of_letters(tuple(pieces)), _not_english(tuple(pieces))
 
     def pick(self, options: Sequence[_T]) -> _T:
         return options[int(self.draw.random() * len(options))]
@@ -173,7 +173,7 @@ class Fillers:
             "cyrillic": lambda n: self._run(_CYRILLIC, n * 2, " "),
             "greek": lambda n: self._run(_GREEK, n * 2, " "),
         }
-        if self.pieces and self.chance(0.4):
+        if self.pieces and self.chance(0.55):
             return self._invented(lambda: self._joined(longest))
         return self._invented(lambda: makers[kind](longest))
 
@@ -231,7 +231,11 @@ class Fillers:
 
     def _joined(self, longest: int) -> str:
         """Any tokens, some of them behind a space."""
-        chosen = [self.pick(self.pieces) for _ in range(self.number(1, longest))]
+        # What is not English is rare in all other dialogues.
+        chosen = [
+            self.pick(self._foreign if self.chance(0.7) else self.pieces)
+            for _ in range(self.number(1, longest))
+        ]
         return "".join(self.pick(("", "", " ")) + piece for piece in chosen).strip()
 
     def _run(self, alphabet: str, longest: int, marks: str) -> str:
@@ -272,6 +276,11 @@ class Fillers:
 
 
 SCRIPTS = ("english", "chinese", "japanese", "korean", "emoji", "accents", "cyrillic", "greek")
+
+
+@cache
+def _not_english(pieces: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(piece for piece in pieces if not piece.isascii()) or pieces
 
 
 @cache

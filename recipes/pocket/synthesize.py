@@ -10,10 +10,10 @@ from recipes.pocket import copies, objects, pictures, recall, talk, tools
 from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 
-Phase = Literal["short", "mixed", "long", "grown", "pictures"]
+Phase = Literal["short", "mixed", "long", "grown"]
 """`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens;
-`grown` goes on from a finished model, with more calls of tools, and pictures, or it would forget how they are
-spoken of; `pictures` are for the eyes alone, when the text half is finished."""
+`grown` goes on from a finished model, with more calls of tools and more copies, for the tokens that are rare
+elsewhere."""
 
 MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "copies": copies.copies,
@@ -45,11 +45,10 @@ MIXTURES: dict[Phase, dict[str, float]] = {
         "picture": 40, "pair": 20,
     },
     "grown": {
-        "copies": 50, "long_copy": 10, "spelling": 20, "counting": 6, "long_counting": 5, "recall": 20,
+        "copies": 80, "long_copy": 12, "spelling": 25, "counting": 6, "long_counting": 5, "recall": 20,
         "tools": 40, "many_tools": 50, "objects": 24, "talk": 14, "noise": 2, "long_noise": 0.7,
         "picture": 40, "pair": 40,
     },
-    "pictures": {"picture": 40, "pair": 22},
 }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Each process has seen its own batch; a parameter that none of them has used keeps no gradient."""
     if not dist.is_initialized():
         return
-    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    learning = list(parameters)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in learning]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer
 
 from recipes.pocket.dialogue import prompt_text
+from recipes.pocket.fillers import SCRIPTS, Fillers
 from recipes.pocket.synthesize import draw_dialogue
 from tests.models.corpus import make_corpus
 from tests.models.tokenizer import _WORDS, ADDED_TOKENS, SIZE, _added, _config
@@ -39,10 +40,31 @@ def make_tokenizer(folder: Path, context_tokens: int, seed: int = 0) -> Any:
 
 
 def text_pieces(tokenizer: Any) -> tuple[str, ...]:
-    """The tokens that are text by themselves, in the order of the vocabulary; none that marks a turn."""
+    """Texts in which every token occurs, in the order of the vocabulary; none that marks a turn.
+
+    The token itself, where it is text; a few texts with it, where it is parts of characters.
+    """
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-    texts = (tokenizer.decode([token]) for token in range(len(tokenizer)) if token not in special)
-    return tuple(t for t in texts if t.strip() and t.isprintable() and not {"\ufffd", "<", "|"} & set(t))
+    examples = _examples(tokenizer)
+    pieces: dict[str, None] = {}
+    for token in range(len(tokenizer)):
+        text = tokenizer.decode([token])
+        if token in special or {"<", "|"} & set(text):
+            continue
+        pieces |= dict.fromkeys(examples[token] if "\ufffd" in text else [text])
+    return tuple(piece for piece in pieces if piece.strip() and piece.isprintable())
+
+
+def _examples(tokenizer: Any, texts: int = 40_000, most: int = 4) -> dict[int, list[str]]:
+    """By token: the shortest of many texts in which it occurs."""
+    fill = Fillers(random.Random(0))
+    drawn = {fill.script(fill.pick(SCRIPTS), fill.pick((2, 3, 6))) for _ in range(texts)}
+    found: dict[int, list[str]] = defaultdict(list)
+    for text in sorted(drawn, key=lambda text: (len(text), text)):
+        for token in set(tokenizer._tokenizer.encode(text, add_special_tokens=False).ids):
+            if len(found[token]) < most:
+                found[token].append(text)
+    return found
 
 
 def _dialogues(tokenizer: Any, seed: int, count: int = 3000) -> list[str]:

@@ -4,8 +4,8 @@ The layers' matrices are stepped by Muon, known to need fewer tokens than AdamW;
 convolutions and what is not a layer by AdamW. The learning rate is warmed up, held, and then let down to
 zero, so that the end can be moved while it runs.
 
-A young model first, on short dialogues and then longer ones; then one that has grown out of it, on text
-alone; then the vision tower, behind a text half that stays as it is.
+A young model first, whose eyes have been taught before, on short dialogues and then longer ones; then one
+that has grown out of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _MUON_RATE, _ADAM_RATE = 5e-3, 2.5e-3
 _WARM_UP = 80
 _MIXED_FROM, _LONG_FROM = 0.18, 0.6
 """Shares of the steps after which the mixture is `mixed`, `long`."""
-_EYES_STEPS, _EYES_RATE, _EYES_DECAY_SHARE = 1400, 0.6, 0.4
 _CHECKPOINT_EVERY = 200
 
 
@@ -53,7 +52,7 @@ class Plan:
 
 
 FIRST = Plan(YOUNG, steps=6000)
-THEN = Plan(GROWN, steps=7000, mixture="grown", rate=0.7, decay_share=0.7)
+THEN = Plan(GROWN, steps=14000, mixture="grown", rate=0.7, decay_share=0.7)
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
@@ -83,26 +82,6 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
             _save(folder / "checkpoint.pt", model, optimizers, step + 1)
     model.eval()
     return model
-
-
-def open_eyes(folder: Path, model: Any, tokenizer: Any, seed: int) -> None:
-    """Train the vision tower behind a text half that is finished and stays as it is.
-
-    By itself first, and then on what that half makes of it.
-    """
-    teach_eyes(model.model.visual, model.config.text_config.hidden_size, seed, folder / LOG)
-    together.agree(model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(".visual." in name)
-    optimizers = _optimizers(model)
-    batches = _stream(tokenizer, "pictures", f"{seed} pictures")
-    told = Told(folder / LOG)
-    steps = _EYES_STEPS // together.count()
-    for step in range(steps):
-        left = (steps - step) / (steps * _EYES_DECAY_SHARE)
-        rate = _EYES_RATE * min(1.0, (step + 1) / _WARM_UP, max(0.02, left))
-        told.step(step + 1, "pictures", _step(model, optimizers, next(batches), rate))
-    model.eval()
 
 
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
@@ -142,8 +121,6 @@ def _step(model: Any, optimizers: list[Any], batch: Batch, rate: float) -> float
 def _optimizers(model: Any) -> list[Any]:
     muon, adam = [], []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
         layered = any(part in name for part in (".language_model.layers.", ".visual.blocks.", ".merger."))
         # A patch of one colour is the same number 512 times. A step that is orthogonal does not let that one
         # direction drown all shapes.
@@ -169,7 +146,7 @@ def _phase(step: int, plan: Plan) -> Phase:
 
 
 def _stream(tokenizer: Any, phase: Phase, seed: str) -> Iterator[Batch]:
-    longest = {"short": 192, "mixed": 448, "long": 1024, "grown": 1024, "pictures": 448}[phase]
+    longest = {"short": 192, "mixed": 448, "long": 1024, "grown": 1024}[phase]
     # The first process draws what it would draw alone.
     own = f" {together.number()}" if together.number() else ""
     return stream(tokenizer, phase, BATCH_TOKENS, longest, seed + own)
