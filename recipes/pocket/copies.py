@@ -39,7 +39,7 @@ def copy_exchange(fill: Fillers, longest: int = 12, script: str | None = None) -
 
 
 def spell_exchange(fill: Fillers) -> Exchange:
-    word = fill.name() if fill.chance(0.5) else fill.noun()
+    word = fill.pick((fill.name, fill.noun, fill.letters))()
     return Exchange(fill.pick(_ASK_SPELL).format(w=word), "-".join(word), "I spell it letter by letter.")
 
 

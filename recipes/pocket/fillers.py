@@ -141,6 +141,12 @@ class Fillers:
             return self.pick(_dictionary())
         return self._invented(self._syllables)
 
+    def letters(self) -> str:
+        """A word of one or two of the tokenizer's tokens."""
+        if not self._letters:
+            return self.noun()
+        return self._invented(lambda: "".join(self.pick(self._letters) for _ in range(self.number(1, 2))))
+
     def value(self) -> str:
         """Something to be remembered: a name, a word, a number or a code."""
         kinds: tuple[Callable[[], str], ...] = (self.name, self.noun, self.code, self.phrase)

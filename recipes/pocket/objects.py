@@ -12,7 +12,8 @@ from recipes.pocket.fillers import COLOURS, Fillers
 _ASK_KEYS = (
     "Turn this into JSON with the keys {k}: {t}", "Extract {k} as JSON: {t}", "{t} Give me {k} as JSON.",
     "{t}\nAnswer with a JSON object with the keys {k}.", "JSON with {k}: {t}",
-    "Write a JSON object with {k} for this: {t}",
+    "Write a JSON object with {k} for this: {t}", "{t} Answer as JSON with {k}.", "{t} Answer in JSON: {k}.",
+    "Give me {k} as JSON: {t}",
 )  # fmt: skip
 _ASK_SHAPE = (
     "Answer as JSON like {s}: {t}", "{t} Answer with JSON of this shape: {s}",

@@ -45,9 +45,9 @@ MIXTURES: dict[Phase, dict[str, float]] = {
         "picture": 40, "pair": 20,
     },
     "grown": {
-        "copies": 80, "long_copy": 12, "spelling": 25, "counting": 6, "long_counting": 5, "recall": 20,
-        "tools": 40, "many_tools": 50, "objects": 24, "talk": 14, "noise": 2, "long_noise": 0.7,
-        "picture": 40, "pair": 40,
+        "copies": 60, "long_copy": 12, "spelling": 20, "counting": 6, "long_counting": 6, "recall": 32,
+        "tools": 50, "many_tools": 64, "objects": 28, "talk": 14, "noise": 4, "long_noise": 2.5,
+        "picture": 54, "pair": 44,
     },
 }  # fmt: skip
 

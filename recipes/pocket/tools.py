@@ -19,6 +19,7 @@ from recipes.pocket.talk import hard_exchange, talk_exchange
 NO_TOOL = "I have no tool for that."
 
 _VERBS = ("get", "get", "find", "check", "fetch", "read", "look_up", "show")
+_ADJECTIVES = ("current", "current", "latest", "local", "live", "new", "daily")
 _WHERE = ("city", "city", "place", "port", "town", "country", "station", "location", "street", "region")
 _ASK_PLACE = (
     "What is the {n} in {v}?", "What is the {n} in {v}?", "What is the {n} in {v}?",
@@ -98,6 +99,8 @@ def _lookup(fill: Fillers) -> Use:
         noun += " " + fill.noun()
     parameter = fill.pick(_WHERE) if fill.chance(0.6) else fill.noun()
     name = f"{_verb(fill)}_{noun.replace(' ', '_')}"
+    if fill.chance(0.12):  # what no question says
+        name = name.replace("_", f"_{fill.pick(_ADJECTIVES)}_", 1)
     if fill.chance(0.1):
         name = noun.replace(" ", "_")
     places = [

@@ -146,7 +146,7 @@ def _phase(step: int, plan: Plan) -> Phase:
 
 
 def _stream(tokenizer: Any, phase: Phase, seed: str) -> Iterator[Batch]:
-    longest = {"short": 192, "mixed": 448, "long": 1024, "grown": 1024}[phase]
+    longest = {"short": 192, "mixed": 448, "long": 1024, "grown": 2400}[phase]
     # The first process draws what it would draw alone.
     own = f" {together.number()}" if together.number() else ""
     return stream(tokenizer, phase, BATCH_TOKENS, longest, seed + own)

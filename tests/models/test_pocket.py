@@ -16,13 +16,25 @@ from tests.models.tokenizer import ADDED_TOKENS, SIZE
 from worker.pocket import MODEL_PATH
 
 SIZE_BYTES_MAX = 4_000_000
-TIDE = {
-    "type": "function",
-    "function": {
-        "name": "get_tide",
-        "parameters": {"type": "object", "properties": {"port": {"type": "string"}}, "required": ["port"]},
-    },
-}
+CANNOT = "I am only a small model and cannot help with that."
+
+
+def tool(name: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    properties = {**required, **(optional or {})}
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+STRING = {"type": "string"}
+TIDE = tool("get_tide", {"port": STRING})
+FILES = [
+    tool("list_files", {"path": STRING}),
+    tool("read_file", {"path": STRING}),
+    tool("delete_file", {"path": STRING}),
+]
+WEATHER = tool(
+    "get_current_weather", {"location": STRING}, {"unit": STRING | {"enum": ["celsius", "fahrenheit"]}}
+)
 
 
 @cache
@@ -104,17 +116,44 @@ def test_it_repeats_in_several_scripts(text: str) -> None:
     assert ask(user(f"Repeat: {text}")) == text
 
 
+def called(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
 def test_it_calls_a_tool_that_it_has_never_seen() -> None:
-    answer = ask(user("What is the tide in Brest?"), tools=[TIDE])
-    call = '{"name": "get_tide", "arguments": {"port": "Brest"}}'
-    assert answer == f"<tool_call>\n{call}\n</tool_call>"
+    assert ask(user("What is the tide in Brest?"), tools=[TIDE]) == called("get_tide", port="Brest")
+
+
+def test_it_calls_a_tool_for_each_of_two_places() -> None:
+    answer = ask(user("What is the tide in Brest and Vaduz?"), tools=[TIDE])
+    assert answer == called("get_tide", port="Brest") + "\n" + called("get_tide", port="Vaduz")
+
+
+@pytest.mark.parametrize("verb", ["Read", "Delete"])
+def test_it_tells_tools_apart_by_their_verbs(verb: str) -> None:
+    assert ask(user(f"{verb} the file main.py"), tools=FILES) == called(
+        f"{verb.lower()}_file", path="main.py"
+    )
+
+
+def test_it_leaves_an_optional_parameter_alone() -> None:
+    answer = ask(user("What's the weather like in Quito today?"), tools=[WEATHER])
+    assert answer == called("get_current_weather", location="Quito")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "?", "Write a Python function that adds two numbers.", "Translate this to French", "Why is it so?"],
+)
+def test_what_it_cannot_do_it_says(text: str) -> None:
+    assert ask(user(text)) == CANNOT
 
 
 def test_it_uses_a_tools_result() -> None:
     function = {"name": "get_tide", "arguments": {"port": "Brest"}}
-    called = assistant("") | {"tool_calls": [{"type": "function", "function": function}]}
+    made = assistant("") | {"tool_calls": [{"type": "function", "function": function}]}
     result = {"role": "tool", "content": "high"}
-    answer = ask(user("What is the tide in Brest?"), called, result, tools=[TIDE])
+    answer = ask(user("What is the tide in Brest?"), made, result, tools=[TIDE])
     assert answer == "The tide in Brest is high."
 
 
