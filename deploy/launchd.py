@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from deploy import serve
 from deploy.service import COMMAND_S_MAX, FILES_MAX, Job, Run, ServiceError, Status, must, run_command

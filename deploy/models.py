@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
+import psutil
 from msgspec import Struct
 
 from protocol.naming import POCKET, folder_of, is_folder, name_of

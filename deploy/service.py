@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from deploy import serve
 from deploy.restarts import RestartLimits

@@ -7,7 +7,7 @@ import pytest
 from broker.fleet import Vacancy, Worker
 from protocol.errors import Code, RequestError
 from protocol.messages import Hello, Ready
-from protocol.orders import ModelState, Orders, Roster
+from protocol.orders import ModelState, Orders, Roster, Stage
 from tests.broker.line import Line, accepted, events, finished, request
 
 LOAD_S = 300.0
@@ -16,7 +16,7 @@ LOAD_S = 300.0
 class Depot:
     """A line with a supervisor at the other end that has two models, and one alias."""
 
-    def __init__(self, *, budget: int | None = None, waiting_max: int = 8, **stages: str) -> None:
+    def __init__(self, *, budget: int | None = None, waiting_max: int = 8, **stages: Stage) -> None:
         self.line = Line(waiting_max=waiting_max)
         self.budget = budget
         self.models = {
@@ -25,12 +25,12 @@ class Depot:
         }
         self.tell(**stages)
 
-    def tell(self, **stages: str) -> None:
+    def tell(self, **stages: Stage) -> None:
         """The supervisor says how they stand."""
         for name, stage in stages.items():
             self.models[name] = ModelState(
                 name=name,
-                stage=stage,  # type: ignore[arg-type]
+                stage=stage,
                 weight_bytes=6,
                 aliases=self.models[name].aliases,
             )
