@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bench.sides import Ask
 from protocol.messages import Events, Failed, Message
-from worker.commands import Command, Drop, Stop, Submit
 from worker.contract import Model, Prepared
-from worker.loop import Loop
 from worker.models.load import ModelLoader
-from worker.scheduler import Policy, Scheduler
+from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.loop import Loop
+from worker.schedule.scheduler import Policy, Scheduler
 
 BYTES_MAX = 2**40
 """More than any case takes: bytes are accounted for, as in a worker, and never run out."""

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.timing import fit_slope, percentile, print_table
-from worker.caches.prefix import Item, PrefixIndex, Shape
+from worker.contract import Shape
+from worker.prefixes.index import Item, PrefixIndex
 
 SALTS = ("", "tenant", "another")
 BLOCK_TOKENS = 512

@@ -17,16 +17,16 @@ import uvicorn
 import zmq
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from broker.admission import Admission
 from broker.app import Gateway, create_app
-from broker.auth import Keyring, KeysError
 from broker.config import GatewaySettings
-from broker.connection import Limits, available_connections, connection_type
-from broker.dispatch import Dispatcher
-from broker.fleet import Fleet
-from broker.foreman import Foreman
-from broker.limits import Shares
-from broker.link import Link
+from broker.dispatch.admission import Admission
+from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.fleet import Fleet
+from broker.http.auth import Keyring, KeysError
+from broker.http.connection import Limits, available_connections, connection_type
+from broker.http.limits import Shares
+from broker.line.foreman import Foreman
+from broker.line.link import Link
 from protocol import lifeline, logs, settings, sockets
 from protocol.messages import new_incarnation
 

@@ -19,23 +19,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from broker import reuse, status
-from broker.auth import Guard, Key, Keyring
-from broker.boarding import Boarding, check_room
+from broker import status
 from broker.config import GatewaySettings
 from broker.dialects import answer, chat, chat_body, completions
+from broker.dialects.media import MediaError, read_data_url
+from broker.dialects.normalize import Image
 from broker.dialects.parameters import Parameters, copies
-from broker.dispatch import Dispatcher
-from broker.fleet import Vacancy, Worker
-from broker.foreman import Foreman
-from broker.ids import RequestIds
-from broker.inflight import Flight
-from broker.intake import Intake
-from broker.limits import BodyBudget, Shares
-from broker.link import Link
-from broker.media import MediaError, read_data_url
-from broker.normalize import Image
-from broker.respond import FlightResponse, Renderer, error_response, read_body
+from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.fleet import Vacancy, Worker
+from broker.dispatch.flights import Flight
+from broker.http import cache_header as reuse
+from broker.http.auth import Guard, Key, Keyring
+from broker.http.boarding import Boarding, check_room
+from broker.http.ids import RequestIds
+from broker.http.intake import Intake
+from broker.http.limits import BodyBudget, Shares
+from broker.http.respond import FlightResponse, Renderer, error_response, read_body
+from broker.line.foreman import Foreman
+from broker.line.link import Link
 from protocol.errors import Code, RequestError
 from protocol.messages import Finished, Generate, Media
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from broker.clearing import Clearing
-from broker.dispatch import Dispatcher
-from broker.fleet import Fleet, Worker
+from broker.dispatch.clearing import Clearing
+from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.fleet import Fleet, Worker
 from protocol.errors import Code, RequestError
 from protocol.messages import PrefixStatus, RowStatus
 

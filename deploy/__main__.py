@@ -1,5 +1,5 @@
 """`python -m deploy` is `roundhouse`."""
 
-from deploy.cli import main
+from deploy.command.cli import main
 
 main()

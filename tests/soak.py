@@ -40,7 +40,7 @@ class Lane:
 
 
 LANES = (
-    Lane("simulation", 10_000, "tests.broker.test_dispatch_simulated {seed} {end}"),
+    Lane("simulation", 10_000, "tests.broker.dispatch.test_dispatcher_simulated {seed} {end}"),
     Lane("decoders", 1_000_000, "tests.protocol.fuzz --seed {seed} --frames {count}"),
     Lane("frames", 1_000_000, "tests.faults.frames --seed {seed} --frames {count}"),
     Lane("bodies", 100_000, "tests.faults.bodies --seed {seed} --count {count}"),

@@ -25,8 +25,8 @@ def main() -> int:
     # May replace this process by itself, so it comes before the lifeline is taken up and MLX is imported.
     preload_openblas(sys.argv)
     lifeline.follow_parent()
+    from worker.line.service import Service
     from worker.models.load import ModelLoader
-    from worker.service import Service
 
     loader = ModelLoader(
         configured.model or None,

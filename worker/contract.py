@@ -1,18 +1,23 @@
 """What the service and the loop ask of a model, and the values that pass between them.
 
-`worker/models` and `worker/engine` answer on MLX, `worker/fake` from a script. Nothing here imports MLX, and
-only plain Python values cross: arrays never leave the model thread.
+`worker/models` and `worker/engine` answer on MLX, `worker/fake` from a script. The ground of the worker: it
+imports nothing of it, and no MLX. Only plain Python values cross: arrays never leave the model thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protocol.messages import Capabilities, Generate
-from worker.caches.files import Blob
-from worker.caches.items import Shape
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""The element types that can be stored, by the names safetensors gives them."""
 
 Progress = Callable[[int, int], None]
 """Called while a model loads with (bytes of weights done, bytes in all), on the model thread."""
@@ -141,6 +146,32 @@ class Piece:
     first: int
     last: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What must be there of a position for a row to go on from it. `window`: so many positions before it, in
+    layers that see no further than that; 0: there are none. `has_states`: a snapshot exactly there."""
+
+    window: int = 0
+    has_states: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An array as bytes: little-endian, row-major, contiguous; not copied. Raises `ValueError` where the
+    three do not agree."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    def __post_init__(self) -> None:
+        nbytes = memoryview(self.data).nbytes
+        if self.dtype not in ITEM_BYTES or min(self.shape, default=0) < 0:
+            raise ValueError(f"no array: {self.dtype} {self.shape}")
+        if nbytes != math.prod(self.shape) * ITEM_BYTES[self.dtype]:
+            raise ValueError(f"{nbytes} bytes are no {self.dtype} {self.shape}")
 
 
 class Engine(Protocol):

@@ -32,10 +32,9 @@ from msgspec import Meta, Struct
 from protocol import lifeline, logs, settings, sockets
 from protocol.errors import Code, RequestError
 from protocol.messages import Capabilities, Generate
-from worker.caches.files import Blob
-from worker.caches.items import Shape
 from worker.config import Bytes, WorkerSettings
 from worker.contract import (
+    Blob,
     Cut,
     Draw,
     Facts,
@@ -46,9 +45,10 @@ from worker.contract import (
     Piece,
     Prepared,
     Progress,
+    Shape,
     Step,
 )
-from worker.service import Service
+from worker.line.service import Service
 
 CONTEXT_LENGTH = 8192
 TOKEN_BYTES = 16

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
-from broker.inflight import Batch
+from broker.dispatch.flights import Batch
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Delta, Failed, Finished, Reused, Usage
 

@@ -10,8 +10,8 @@ import msgspec
 from broker.dialects.body import encode, encode_text
 from broker.dialects.chat_body import Body
 from broker.dialects.logprobs import chat_logprobs
+from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, stop_strings
-from broker.normalize import Conversation, normalize
 from protocol.messages import Delta, Generate, Media
 
 # --- to the worker -----------------------------------------------------------------------------------

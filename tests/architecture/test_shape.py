@@ -24,18 +24,18 @@ UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 
 # The only places that may catch everything: a thread's or process's loop, and the boundary of one request.
 BOUNDARIES = {
-    "broker/link.py",
-    "worker/failures.py",
-    "worker/loop.py",
-    "worker/pool.py",
-    "worker/reuse.py",
-    "worker/modelthread.py",
+    "broker/line/link.py",
+    "worker/schedule/failures.py",
+    "worker/schedule/loop.py",
+    "worker/line/pool.py",
+    "worker/schedule/store.py",
+    "worker/line/modelthread.py",
     "worker/models/load.py",
 }
 # Outside of our hands: a library that raises nothing narrower.
 EXCUSED = {"worker/models/text.py"}
 
-MAY_SLEEP = {"worker/fake.py", "worker/memory.py", "protocol/lifeline.py", "bench/processes.py"}
+MAY_SLEEP = {"worker/fake.py", "worker/engine/memory.py", "protocol/lifeline.py", "bench/processes.py"}
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.suspects import Standing, mark_of
+from broker.dispatch.suspects import Standing, mark_of
 from protocol.messages import (
     Accepted,
     Cancel,
@@ -25,7 +25,7 @@ from protocol.messages import (
     ToGateway,
     Welcome,
 )
-from tests.broker.line import Line, accepted, cleared, finished, ready, reused
+from tests.broker.dispatching import Line, accepted, cleared, finished, ready, reused
 
 ROWS, WAITING = 3, 3
 TOKENS = 5

@@ -16,14 +16,16 @@ import pytest
 from starlette.types import ASGIApp
 
 from broker import app as app_module
-from broker import inflight, respond, status
+from broker import status
 from broker.app import Gateway, create_app
 from broker.config import GatewaySettings
-from broker.fleet import Verdict
-from broker.link import Link
+from broker.dispatch import flights as inflight
+from broker.dispatch.fleet import Verdict
+from broker.http import respond
+from broker.line.link import Link
 from protocol.messages import Cancel, ClearCache, Generate, Loading, Message, PrefixStatus, RowStatus
 from tests.broker.asgi import Exchange, lifespan, run, until
-from tests.broker.line import (
+from tests.broker.dispatching import (
     SILENT_S,
     Line,
     accepted,

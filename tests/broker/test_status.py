@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker import status
 from protocol.messages import Heartbeat, Loading, PrefixStatus, Reuse, RowStatus, TopPrefix
 from protocol.orders import ModelState, Roster
-from tests.broker.line import SILENT_S, STALL_S, Line, finished, request
+from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(
     id="a",

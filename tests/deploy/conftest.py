@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.told import Begin, Supervise, Told
+from tests.deploy.supervisor.told import Begin, Supervise, Told
 
 ROOT = Path(__file__).resolve().parents[2]
 
 SUPERVISOR = """
 import json, os, signal, sys
-from deploy.child import Child
-from deploy.restarts import RestartLimits
-from deploy.supervise import Supervisor
+from deploy.supervisor.child import Child
+from deploy.supervisor.restarts import RestartLimits
+from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup

@@ -19,8 +19,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from worker.caches.disk import DiskTier
-from worker.caches.files import Blob, Record
+from worker.contract import Blob
+from worker.prefixes.disk import DiskTier
+from worker.prefixes.files import Record
 
 FINGERPRINT = "f1" * 16
 STORED_MAX = 40

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
-from deploy import control
-from deploy.child import Child
-from deploy.models import ServedModel
-from deploy.reloading import Reloading, fits_beside
-from deploy.supervise import Supervisor
+from deploy.serving.models import ServedModel
+from deploy.supervisor import control
+from deploy.supervisor.child import Child
+from deploy.supervisor.reloading import Reloading, fits_beside
+from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from tests.system import Process, eventually, free_port
 

@@ -8,7 +8,7 @@ import signal
 import threading
 from types import FrameType
 
-from worker.loop import Loop
+from worker.schedule.loop import Loop
 
 VARIABLE = "STALLING_WORKER"
 """Names the module of the worker."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults import disk_kills
-from worker.caches.disk import DiskTier
-from worker.caches.files import Record
+from worker.prefixes.disk import DiskTier
+from worker.prefixes.files import Record
 
 KILLS = 20
 WITHIN_S = 20.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import control
+from deploy.supervisor import control
 from tests.faults.serving import serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.faults.test_flights import ask_many, assert_undisturbed

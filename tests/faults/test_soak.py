@@ -60,5 +60,5 @@ def test_a_lane_really_runs() -> None:
     words = [sys.executable, "-m", "tests.soak", "--seed", "3", "--seeds", "2", "simulation"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0
-    assert "python -m tests.broker.test_dispatch_simulated 3 5" in done.stdout
+    assert "python -m tests.broker.dispatch.test_dispatcher_simulated 3 5" in done.stdout
     assert done.stdout.endswith("all came through\n")

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.link import Link
+from broker.line.link import Link
 from protocol import sockets, wire
 from protocol.messages import Hello, ToGateway, Welcome, new_incarnation
 from protocol.sockets import Curve, EndpointError

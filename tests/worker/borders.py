@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from worker.contract import Draw
-from worker.distribution import mixed, uniforms_at
-from worker.ranking import BLOCK
+from worker.engine.sampling.distribution import mixed, uniforms_at
+from worker.engine.sampling.ranking import BLOCK
 
 
 def distance(logits: np.ndarray, draw: Draw, position: int) -> float:

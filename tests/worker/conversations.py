@@ -21,13 +21,14 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
 from tests.worker.zoo import ARCHITECTURES, load
-from worker import reuse, sharing
-from worker.caches.prefix import PrefixIndex
-from worker.commands import Submit
 from worker.contract import Draw, Model, Prepared
-from worker.loop import Loop
+from worker.prefixes.index import PrefixIndex
 from worker.preload import preload_openblas
-from worker.scheduler import Policy, Scheduler
+from worker.schedule import sharing
+from worker.schedule import store as reuse
+from worker.schedule.commands import Submit
+from worker.schedule.loop import Loop
+from worker.schedule.scheduler import Policy, Scheduler
 
 TURNS = 18
 PROMPT_TOKENS_MAX = 130

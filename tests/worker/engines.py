@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.messages import Capabilities, Delta, Events, Failed, Finished, Message
-from worker.caches.files import Blob
-from worker.caches.items import Shape
-from worker.caches.prefix import PrefixIndex
-from worker.commands import Command, Drop, Stop, Submit
-from worker.company import Company
-from worker.contract import Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Step
-from worker.failures import PROBE
-from worker.loop import Loop
-from worker.reuse import Store
-from worker.scheduler import Policy, Scheduler
+from worker.contract import Blob, Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Shape, Step
+from worker.prefixes.index import PrefixIndex
+from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.company import Company
+from worker.schedule.failures import PROBE
+from worker.schedule.loop import Loop
+from worker.schedule.scheduler import Policy, Scheduler
+from worker.schedule.store import Store
 
 END = 0
 INCARNATION = "worker-1"

@@ -23,8 +23,7 @@ from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle
 from tests.worker.borders import distance
-from worker.caches.items import Shape
-from worker.contract import Cut, Draw, Engine, Model, Piece
+from worker.contract import Cut, Draw, Engine, Model, Piece, Shape
 from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)

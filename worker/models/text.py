@@ -10,10 +10,10 @@ from mlx_lm.utils import get_total_parameters
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
-from worker.engine import BatchEngine
+from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults
-from worker.output import TextPipeline, Vocabulary
+from worker.output.text import TextPipeline, Vocabulary
 
 log = logging.getLogger(__name__)
 

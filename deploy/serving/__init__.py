@@ -1,0 +1,1 @@
+"""What serve is told, and what it runs: settings, models, command lines."""

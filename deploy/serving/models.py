@@ -1,0 +1,147 @@
+"""Which models `serve` is to serve: named by flags, by a variable, or by tables in the TOML file.
+
+roundhouse serve --model small=mlx-community/Qwen3-0.6B-4bit --model ~/models/large
+
+[models.small]                               # what clients call it
+model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embedded model
+aliases = ["gpt-4o-mini"]
+resident = true                              # loaded at the start, and kept
+max_running = 8                              # and whatever else can be set for a worker
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+from protocol.naming import POCKET, folder_of, is_folder, name_of
+from protocol.settings import SettingsError
+from protocol.sizes import spell
+
+BUDGET_SHARE = 0.7
+"""Of the machine's memory, for several models, where nothing else is said."""
+
+_NAME = re.compile(r"[^\x00-\x1f\[\]]{1,200}")
+_NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
+_POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
+_WEIGHTS = "model*.safetensors"
+
+Setting = str | int | float | bool
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """A model and what clients call it. `named`: by somebody, else by the model itself. `settings`: of its
+    worker alone."""
+
+    name: str
+    model: str | None = None
+    named: bool = False
+    aliases: tuple[str, ...] = ()
+    resident: bool = False
+    settings: dict[str, Setting] = {}
+
+
+def read(named: Sequence[str], config: str | None) -> list[ServedModel]:
+    """The models that are named, then those of the file; where both name one, the first says which it is.
+
+    None at all: the embedded model. Raises `SettingsError`.
+    """
+    errors: list[str] = []
+    models = {model.name: model for model in _tables(config, errors)}
+    for word in reversed(named):
+        model = _of_word(word)
+        if model.name in models:
+            model = msgspec.structs.replace(models.pop(model.name), model=model.model)
+        models = {model.name: model, **models}
+    found = list(models.values()) or [ServedModel(name=POCKET)]
+    errors += _wrong_names(found)
+    if errors:
+        raise SettingsError("\n".join(errors))
+    return found
+
+
+def _of_word(word: str) -> ServedModel:
+    given = _NAMED.fullmatch(word)
+    if given is None or folder_of(word).exists():
+        return ServedModel(name=name_of(word), model=word)
+    return ServedModel(name=given[1], model=given[2] or None, named=True)
+
+
+def _tables(config: str | None, errors: list[str]) -> list[ServedModel]:
+    tables = tomllib.loads(Path(config).read_text()).get("models", {}) if config else {}
+    if not isinstance(tables, dict):
+        errors.append(f"{config}: models must be tables, as [models.NAME]")
+        return []
+    models = []
+    for name, table in tables.items():
+        try:
+            models.append(_of_table(name, table))
+        except (msgspec.ValidationError, AttributeError) as error:
+            errors.append(f"{config} [models.{name}]: {error}")
+    return models
+
+
+def _of_table(name: str, table: Mapping[str, Any]) -> ServedModel:
+    own = {key: value for key, value in table.items() if key in ("model", "aliases", "resident")}
+    others = {key: value for key, value in table.items() if key not in own}
+    return msgspec.convert({"name": name, "named": True, "settings": others, **own}, ServedModel)
+
+
+def _wrong_names(models: Sequence[ServedModel]) -> list[str]:
+    names = [name for model in models for name in (model.name, *model.aliases)]
+    wrong = [f"model {name!r}: not a name" for name in names if _NAME.fullmatch(name) is None]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [*wrong, *(f"model {name!r}: the name of two" for name in twice)]
+
+
+def weight_bytes(model: str | None) -> int | None:
+    """The size of its weight files; None: they are not on this machine, or nobody knows where."""
+    if model is None:
+        folder = _POCKET_FOLDER
+    elif is_folder(model):
+        folder = folder_of(model)
+    elif (found := _snapshot(model)) is not None:
+        folder = found
+    else:
+        return None
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_bytes())
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
+        return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
+
+
+def _snapshot(repository: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(repository, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | None:
+    """Bytes for all of them; None: there is one, and it takes what it needs.
+
+    Raises `SettingsError` where those that are always there do not fit.
+    """
+    if len(models) == 1 and given is None:
+        return None
+    budget = int(BUDGET_SHARE * psutil.virtual_memory().total) if given is None else given
+    resident = sum(weight_bytes(model.model) or 0 for model in models if model.resident)
+    if resident > budget:
+        raise SettingsError(
+            f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
+        )
+    return budget
+
+
+def first_loaded(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """Those that `serve` starts with: the resident ones, or else the first, so that one is soon there."""
+    return [model for model in models if model.resident] or list(models[:1])

@@ -1,0 +1,32 @@
+"""A process that the supervisor keeps running."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from deploy.serving.models import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """`env` is its whole environment. `hears`: it is the gateway, and on the line to the supervisor. `model`:
+    what it serves, where it is a worker."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    hears: bool = False
+    model: ServedModel | None = None
+
+    def swapped(self, model: str) -> Child:
+        """The same with another model under the same name."""
+        assert self.model is not None
+        kept = [word for word in self.argv if not word.startswith(("--model=", "--served-name="))]
+        return replace(
+            self,
+            argv=[*kept, f"--model={model}", f"--served-name={self.model.name}"],
+            model=msgspec.structs.replace(self.model, model=model),
+        )

@@ -1,0 +1,105 @@
+"""Orders to reload: which children they mean, one after another, and what runs in their places.
+
+Pure but for the look at sizes of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deploy.serving.models import weight_bytes
+from deploy.supervisor.child import Child
+from deploy.supervisor.children import other_name
+from deploy.supervisor.control import Order
+from deploy.supervisor.events import ReloadAsked
+
+MARGIN_BYTES = 2**29
+"""What must stay free when a second worker has been loaded beside the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reloading:
+    """How workers are reloaded, by orders that come to the socket at `path`.
+
+    `drain_timeout_s`: what one needs to end its requests. `fits`: whether so many bytes find room beside what
+    is there.
+    """
+
+    path: Path
+    drain_timeout_s: float
+    ready_timeout_s: float
+    fits: Callable[[int], bool]
+
+
+def fits_beside(needed_bytes: int) -> bool:
+    """Whether the machine has as much memory left, and a margin."""
+    return int(psutil.virtual_memory().available) >= needed_bytes + MARGIN_BYTES
+
+
+class Reloads:
+    """Owns what each child is: `programs`, by both of its names. At most one order is open."""
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        self.programs = {name: child for child in children for name in (child.name, other_name(child.name))}
+        self._models = [child.name for child in children if child.model is not None]
+        self._swap_for: str | None = None
+        self._before = self._after = children[0]
+        """What runs in the place of the child whose turn it is, if it fails and if it succeeds."""
+        self._to_come: list[str] = []
+        self._texts: list[str] = []
+
+    def begin(self, order: Order, running: Sequence[str]) -> str | None:
+        """Take an order; `running`: the children that do. Why it cannot be carried out, or None."""
+        if order.model is not None:
+            named = [name for name in self._models if self._is_called(name, order.model)]
+        else:
+            named = [name for name in self._models if name in running] or self._models[:1]
+        if not named:
+            known = ", ".join(child.model.name for child in self._children() if child.model)
+            return f"there is no model {order.model}; there are: {known}"
+        if order.swap_for is not None and len(self._models) > 1 and order.model is None:
+            return "which model is to be replaced? Say --model NAME"
+        self._swap_for = order.swap_for
+        self._to_come, self._texts = named, []
+        return None
+
+    def _children(self) -> list[Child]:
+        return [self.programs[name] for name in self._models]
+
+    def _is_called(self, name: str, model: str) -> bool:
+        served = self.programs[name].model
+        return served is not None and model in (served.name, *served.aliases)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The least that the next successor takes, as far as that can be known."""
+        return 0 if self._swap_for is None else weight_bytes(self._swap_for) or 0
+
+    @property
+    def next(self) -> str:
+        """The child whose turn it is."""
+        return self._to_come[0]
+
+    def ask(self, name: str, *, runs: bool, beside: bool) -> ReloadAsked:
+        """For the child whose turn it is; `name`: the one of its two names that it bears just now."""
+        self._before = self._after = self.programs[name]
+        if self._swap_for is not None:
+            self._after = self._before.swapped(self._swap_for)
+        self.programs[other_name(name)] = self._after
+        if not (runs and beside):
+            self.programs[name] = self._after
+        return ReloadAsked(name, beside, swap=self._after.model != self._before.model)
+
+    def ended(self, done: bool, text: str) -> tuple[bool, str] | None:
+        """What became of the child whose turn it was. The answer to the order, unless more are to come."""
+        name, *self._to_come = self._to_come
+        self.programs[name] = self.programs[other_name(name)] = self._after if done else self._before
+        self._texts.append(text)
+        if done and self._to_come:
+            return None
+        self._to_come = []
+        return done, "\n".join(self._texts)

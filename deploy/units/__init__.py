@@ -1,0 +1,1 @@
+"""Jobs for the machine's own service manager: launchd, systemd."""

@@ -1,0 +1,173 @@
+"""Jobs as systemd units of the user: systemd.service(5), systemd.socket(5), systemctl(1)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from deploy.units.service import COMMAND_S_MAX, FILES_MAX, Job, Run, ServiceError, Status, must, run_command
+from protocol.settings import EXIT_CONFIGURATION
+
+PREFIX = "roundhouse-"
+SERVICE = ".service"
+SOCKET = ".socket"
+BACKLOG = 2048
+FILES_HARD_MAX = 65536
+RESTART_S = 0.5
+
+_STOP = re.compile(r"^TimeoutStopSec=([0-9.]+)$", re.MULTILINE)
+_PROPERTIES = ("LoadState", "MainPID", "ExecMainCode", "ExecMainStatus", "NRestarts", "Result")
+
+
+class Systemd:
+    """The units of one user."""
+
+    pattern = f"{PREFIX}*"
+
+    def __init__(self, home: Path, environ: Mapping[str, str], run: Run = run_command) -> None:
+        # A relative path there is to be ignored, says the XDG base directory specification.
+        named = Path(environ.get("XDG_CONFIG_HOME", ""))
+        self.folder = (named if named.is_absolute() else home / ".config") / "systemd" / "user"
+        self._run = run
+
+    def check(self) -> None:
+        done = self._systemctl("daemon-reload")
+        if done.returncode:
+            raise ServiceError(f"no systemd of yours to talk to: {done.stderr.strip()}")
+
+    def files(self, jobs: Sequence[Job]) -> dict[str, str]:
+        files = {}
+        for job in jobs:
+            if job.address is not None:
+                files[PREFIX + job.name + SOCKET] = socket_unit(job.name, *job.address)
+            files[PREFIX + job.name + SERVICE] = service_unit(job)
+        return files
+
+    def load(self, names: Collection[str], changed: Collection[str]) -> None:
+        must(self._systemctl("daemon-reload"))
+        self._systemctl("reset-failed", *names)  # fails for a unit that has never run
+        must(self._systemctl("enable", *names))
+        # Sockets come with their services: one that has changed is bound anew while its service is down, and
+        # one that has not goes on listening meanwhile.
+        if changed:
+            must(self._systemctl("restart", *changed, within_s=self._end_s_max(changed)))
+        must(self._systemctl("start", *names))
+
+    def unload(self, names: Collection[str]) -> None:
+        must(self._systemctl("disable", "--now", *names, within_s=self._end_s_max(names)))
+        self._systemctl("reset-failed", *names)  # fails where nothing has
+
+    def forget(self) -> None:
+        must(self._systemctl("daemon-reload"))
+
+    def leftovers(self) -> list[Path]:
+        return []  # the journal is not ours to cut
+
+    def statuses(self, names: Collection[str]) -> list[Status]:
+        return [
+            read_status(name.removeprefix(PREFIX).removesuffix(SERVICE), self._show(name))
+            for name in names
+            if name.endswith(SERVICE)
+        ]
+
+    def hint(self) -> str:
+        return (
+            f"logs: journalctl --user -u '{PREFIX}*'\n"
+            "To keep it running while you are not logged in: loginctl enable-linger"
+        )
+
+    def _show(self, name: str) -> str:
+        return must(self._systemctl("show", f"--property={','.join(_PROPERTIES)}", name))
+
+    def _systemctl(self, *words: str, within_s: float = COMMAND_S_MAX) -> subprocess.CompletedProcess[str]:
+        return self._run(["systemctl", "--user", *words], within_s)
+
+    def _end_s_max(self, names: Collection[str]) -> float:
+        """How long a command may take that stops these, one after another: it waits until they have ended."""
+        units = [self.folder / name for name in names]
+        found = [_STOP.search(unit.read_text()) for unit in units if unit.exists()]
+        return COMMAND_S_MAX + sum(float(told[1]) for told in found if told)
+
+
+def for_this_user() -> Systemd:
+    return Systemd(Path.home(), os.environ)
+
+
+def service_unit(job: Job) -> str:
+    """The unit of one job. `Type=exec`: whoever must wait for it waits at its socket."""
+    socket = f"{PREFIX}{job.name}{SOCKET}"
+    unit = [f"Requires={socket}", f"After={socket}"] if job.address is not None else []
+    variables = [f"Environment={_quote(f'{name}={value}')}" for name, value in job.environment.items()]
+    return _render(
+        Unit=[
+            f"Description=Roundhouse {job.name}",
+            *unit,
+            f"StartLimitIntervalSec={job.window_s:g}",
+            f"StartLimitBurst={job.starts_max}",
+        ],
+        Service=[
+            "Type=exec",
+            f"ExecStart={' '.join(_quote(word).replace('$', '$$') for word in job.argv)}",
+            f"WorkingDirectory={_literal(str(job.folder))}",
+            *variables,
+            "Restart=on-failure",
+            f"RestartSec={RESTART_S:g}",
+            f"RestartPreventExitStatus={EXIT_CONFIGURATION}",
+            # First the process itself, then whatever it leaves behind.
+            "KillMode=mixed",
+            f"TimeoutStopSec={job.stop_timeout_s:g}",
+            f"LimitNOFILE={FILES_MAX}:{FILES_HARD_MAX}",
+            "UMask=0077",
+        ],
+        Install=["WantedBy=default.target"],
+    )
+
+
+def socket_unit(name: str, host: str, port: int) -> str:
+    """The unit that listens for the service of the same name, whether that one runs or not."""
+    address = f"[{host}]" if ":" in host else host
+    return _render(
+        Unit=[f"Description=Where clients of the Roundhouse {name} connect"],
+        Socket=[f"ListenStream={address}:{port}", f"Backlog={BACKLOG}"],
+        Install=["WantedBy=sockets.target"],
+    )
+
+
+def _render(**sections: Sequence[str]) -> str:
+    return "\n".join("\n".join([f"[{name}]", *lines, ""]) for name, lines in sections.items())
+
+
+def _literal(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _quote(text: str) -> str:
+    """One word, as systemd.syntax(7) has it."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return '"' + "".join(escapes.get(c, c) for c in _literal(text)) + '"'
+
+
+def read_status(name: str, shown: str) -> Status:
+    """From the output of `systemctl show`."""
+    told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    if told.get("LoadState") != "loaded":
+        return Status(name, None, told.get("LoadState", "not loaded"))
+    pid = int(told.get("MainPID", "0")) or None
+    restarts = told.get("NRestarts", "0")
+    words = [] if pid else [_describe_exit(told)]
+    words += [f"{restarts} restarts"] if restarts != "0" else []
+    return Status(name, pid, ", ".join(word for word in words if word))
+
+
+def _describe_exit(told: Mapping[str, str]) -> str:
+    code, status = told.get("ExecMainCode", "0"), int(told.get("ExecMainStatus", "0"))
+    limit = " (given up)" if told.get("Result") == "start-limit-hit" else ""
+    if code == str(int(os.CLD_EXITED)):
+        return f"status {status}{limit}"
+    if code in (str(int(os.CLD_KILLED)), str(int(os.CLD_DUMPED))):
+        return signal.Signals(status).name + limit
+    return limit.strip(" ()")

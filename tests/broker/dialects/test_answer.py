@@ -1,0 +1,266 @@
+"""Answers with several choices, and with log-probabilities, in both of OpenAI's dialects."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.dialects import answer, chat, completions
+from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
+from broker.dialects.parameters import copies, derived_seed
+from broker.dispatch.flights import Batch, Item
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Likelihood, Sampling, Usage
+
+FORMS: dict[str, Callable[[int], answer.Form]] = {
+    "chat": lambda choices: chat.Form(logprobs=True),
+    "completions": lambda choices: completions.Form(logprobs=True, choices=choices),
+}
+
+
+def stream(form: answer.Form, choices: int, prompts: int = 1) -> answer.Stream:
+    return answer.Stream({"id": "x"}, form, choices=choices, prompts=prompts, include_usage=True)
+
+
+def whole(form: answer.Form, choices: int, prompts: int = 1) -> answer.Whole:
+    return answer.Whole({"id": "x"}, form, choices=choices, prompts=prompts)
+
+
+def accepted() -> Accepted:
+    return Accepted(incarnation="w", id="x", prompt_tokens=5)
+
+
+def delta(text: str, *likelihoods: Likelihood) -> Delta:
+    return Delta(id="x", sequence=0, tokens=[1], text=text, likelihoods=[*likelihoods])
+
+
+def finished(reason: str = "stop", *, prompt: int = 5, completion: int = 2, cached: int = 0) -> Finished:
+    usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+    return Finished(incarnation="w", id="x", reason=reason, usage=usage)
+
+
+def failed(code: str = "engine_error") -> Failed:
+    return Failed(incarnation="w", id="x", code=code, message="")
+
+
+def documents(sse: bytes) -> list[Any]:
+    data = [event.removeprefix("data: ") for event in sse.decode().split("\n\n") if event[:1] == "d"]
+    return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    return str(choice["delta"].get("content", "") if "delta" in choice else choice["text"])
+
+
+# --- several choices ---------------------------------------------------------------------------------
+
+
+def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index() -> None:
+    renderer = stream(chat.Form(logprobs=False), 2)
+    sse = renderer.feed([(0, [accepted()]), (1, [accepted(), delta("b")])])
+    sse += renderer.feed([(0, [delta("a"), finished("length")])])
+    assert not renderer.over
+    sse += renderer.feed([(1, [delta("B"), finished("stop", completion=3)])])
+    assert renderer.over
+    *chunks, usage, done = documents(sse)
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in chunks] == [
+        (0, {"role": "assistant", "content": ""}),
+        (1, {"role": "assistant", "content": ""}),
+        (1, {"content": "b"}),
+        (0, {"content": "a"}),
+        (0, {}),
+        (1, {"content": "B"}),
+        (1, {}),
+    ]
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
+    assert reasons == [None, None, None, None, "length", None, "stop"]
+
+
+def test_a_document_has_its_choices_in_order_however_they_ended() -> None:
+    renderer = whole(chat.Form(logprobs=False), 3)
+    assert renderer.feed([(2, [accepted(), delta("c"), finished("length")])]) == b""
+    assert renderer.feed([(0, [accepted(), delta("a")]), (1, [accepted(), finished()])]) == b""
+    assert not renderer.over
+    document = json.loads(renderer.feed([(0, [delta("A"), finished()])]))
+    assert renderer.over
+    assert [
+        (choice["index"], choice["message"]["content"], choice["finish_reason"])
+        for choice in document["choices"]
+    ] == [(0, "aA", "stop"), (1, "", "stop"), (2, "c", "length")]
+
+
+@pytest.mark.parametrize("make", [stream, whole])
+def test_usage_counts_each_prompt_once_and_every_answer(make: Any) -> None:
+    form = completions.Form(logprobs=False, choices=4)
+    ends = [
+        finished(prompt=5, completion=1, cached=0),
+        finished(prompt=5, completion=2, cached=4),
+        finished(prompt=7, completion=3, cached=6),
+        finished(prompt=7, completion=4, cached=6),
+    ]
+    sent = make(form, 4, prompts=2).feed([(choice, [end]) for choice, end in enumerate(ends)])
+    document = json.loads(sent) if make is whole else documents(sent)[-2]
+    assert document["usage"] == {
+        "prompt_tokens": 12,
+        "completion_tokens": 10,
+        "total_tokens": 22,
+        "prompt_tokens_details": {"cached_tokens": 6},
+    }
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_one_failure_ends_a_stream_with_one_error_and_nothing_after_it(name: str) -> None:
+    renderer = stream(FORMS[name](3), 3)
+    assert renderer.feed([(0, [accepted(), delta("a")])])
+    batches: list[Batch] = [(0, [delta("b")]), (1, [accepted(), failed()]), (2, [delta("c"), failed()])]
+    *chunks, error, done = documents(renderer.feed(batches))
+    assert [text_of(chunk["choices"][0]) for chunk in chunks if chunk["choices"]][:1] == ["b"]
+    assert error["error"]["code"] == "engine_error"
+    assert done == "[DONE]"
+    assert renderer.over
+    assert renderer.feed([(0, [delta("late"), finished()])]) == b""
+
+
+@pytest.mark.parametrize("make", [stream, whole])
+def test_a_refusal_of_any_choice_before_the_first_word_has_its_status(make: Any) -> None:
+    renderer = make(chat.Form(logprobs=False), 2)
+    with pytest.raises(RequestError) as caught:
+        renderer.feed([(0, [accepted()]), (1, [failed("context_length_exceeded")])])
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_a_dialect_without_an_opening_still_tells_that_the_request_was_taken() -> None:
+    renderer = stream(completions.Form(logprobs=False, choices=1), 1)
+    assert renderer.feed([(0, [accepted()])]) == b": keep-alive\n\n"
+    error, done = documents(renderer.feed([(0, [failed()])]))
+    assert (error["error"]["code"], done) == ("engine_error", "[DONE]")
+
+
+# --- what the worker is sent for them ----------------------------------------------------------------
+
+
+def test_copies_differ_in_id_and_seed_only_and_the_first_is_the_request_itself() -> None:
+    request = Generate(incarnation="g", id="x", sampling=Sampling(seed=7, top_k=3), prompt="p", stop=["a"])
+    first, *others = copies(request, 16)
+    assert first is request
+    assert [other.id for other in others] == [f"x-{choice}" for choice in range(1, 16)]
+    for choice, other in enumerate(others, 1):
+        assert other == Generate(
+            incarnation="g",
+            id=f"x-{choice}",
+            sampling=Sampling(seed=derived_seed(7, choice), top_k=3),
+            prompt="p",
+            stop=["a"],
+        )
+
+
+def test_derived_seeds_are_always_the_same_and_hardly_ever_meet() -> None:
+    assert derived_seed(7, 1) == 7631765994772377903
+    seeds = [derived_seed(seed, choice) for seed in range(200) for choice in range(1, 16)]
+    assert len({*seeds, *range(200)}) == len(seeds) + 200
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# --- log-probabilities -------------------------------------------------------------------------------
+
+
+def likely(spelled: bytes, logprob: float = -0.5, *top: tuple[bytes, float]) -> Likelihood:
+    return Likelihood(bytes=spelled, logprob=logprob, top=[*top])
+
+
+def test_an_entry_of_a_chat_has_text_bytes_and_the_likeliest() -> None:
+    assert chat_logprobs([likely(b" caf\xc3\xa9", -0.25, (b" tea", -0.125), (b" \xf0\x9f", -3.0))]) == {
+        "content": [
+            {
+                "token": " café",
+                "logprob": -0.25,
+                "bytes": [32, 99, 97, 102, 195, 169],
+                "top_logprobs": [
+                    {"token": " tea", "logprob": -0.125, "bytes": [32, 116, 101, 97]},
+                    {"token": " \\xf0\\x9f", "logprob": -3.0, "bytes": [32, 240, 159]},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan, -1e30])
+def test_what_json_cannot_carry_is_the_least_likely(logprob: float) -> None:
+    [entry] = chat_logprobs([likely(b"a", logprob, (b"b", logprob))])["content"]
+    assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
+    assert LegacyLogprobs().take([likely(b"a", logprob)])["token_logprobs"] == [-9999.0]
+
+
+def test_a_completion_has_four_lists_with_offsets_in_characters() -> None:
+    logprobs = LegacyLogprobs()
+    bear = "🐻".encode()
+    tokens = [likely(b"ab", -1, (b"ab", -1), (b"x", -2)), likely(bear[:2]), likely(bear[2:]), likely(b"c")]
+    first, second = logprobs.take(tokens[:2]), logprobs.take(tokens[2:])
+    assert first == {
+        "tokens": ["ab", "\\xf0\\x9f"],
+        "token_logprobs": [-1, -0.5],
+        "top_logprobs": [{"ab": -1, "x": -2}, {"\\xf0\\x9f": -0.5}],
+        "text_offset": [0, 2],
+    }
+    assert (second["tokens"], second["text_offset"]) == (["\\x90\\xbb", "c"], [2, 3])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_token_whose_text_is_held_is_reported_at_once_and_only_once(name: str) -> None:
+    renderer = stream(FORMS[name](1), 1)
+    sse = renderer.feed([(0, [accepted(), delta("", likely(b"\xc3")), delta("é", likely(b"\xa9"))])])
+    sse += renderer.feed([(0, [delta("!"), finished()])])
+    choices = [chunk["choices"][0] for chunk in documents(sse)[:-1] if chunk["choices"]]
+    told = [choice for choice in choices if choice["logprobs"]]
+    assert [text_of(choice) for choice in told] == ["", "é"]
+    assert "".join(map(text_of, choices)) == "é!"
+
+
+def test_an_answer_without_a_token_has_an_empty_list_where_one_was_asked_for() -> None:
+    items: list[Item] = [accepted(), delta(""), finished()]
+    asked = json.loads(whole(chat.Form(logprobs=True), 1).feed([(0, items)]))
+    assert asked["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+    plain = json.loads(whole(chat.Form(logprobs=False), 1).feed([(0, items)]))
+    assert plain["choices"][0]["logprobs"] is None
+
+
+pieces = st.lists(st.tuples(st.text("aé🐻", max_size=3), st.binary(max_size=4)), max_size=6)
+
+
+@given(st.lists(pieces, min_size=1, max_size=3), st.data())
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("name", FORMS)
+def test_streamed_and_whole_answers_say_the_same(
+    name: str, told: Sequence[Sequence[tuple[str, bytes]]], data: st.DataObject
+) -> None:
+    items = [
+        [accepted(), *(delta(text, likely(spelled)) for text, spelled in choice), finished("length")]
+        for choice in told
+    ]
+    document = json.loads(whole(FORMS[name](len(told)), len(told)).feed(list(enumerate(items))))
+    renderer, sse, rest = stream(FORMS[name](len(told)), len(told)), b"", [list(one) for one in items]
+    while not renderer.over:
+        choice = data.draw(st.sampled_from([n for n, left in enumerate(rest) if left]))
+        count = data.draw(st.integers(1, len(rest[choice])))
+        sse += renderer.feed([(choice, rest[choice][:count])])
+        rest[choice] = rest[choice][count:]
+    *chunks, usage, done = documents(sse)
+    assert done == "[DONE]"
+    assert usage["usage"] == document["usage"]
+    for index, choice in enumerate(document["choices"]):
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        text = choice["message"]["content"] if name == "chat" else choice["text"]
+        assert "".join(map(text_of, mine)) == text
+        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + ["length"]
+        for field in choice["logprobs"].keys() - {"refusal"}:
+            parts = [one["logprobs"][field] for one in mine if one["logprobs"]]
+            assert [entry for part in parts for entry in part] == choice["logprobs"][field]

@@ -1,0 +1,180 @@
+import re
+import tracemalloc
+from base64 import b64encode
+from hashlib import sha256
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects.media import Media, MediaError, read_data_url
+
+HEADS = {
+    "image/png": b"\x89PNG\r\n\x1a\n",
+    "image/jpeg": b"\xff\xd8\xff\xe0",
+    "image/gif": b"GIF89a",
+    "image/webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
+    "image/bmp": b"BM" + bytes(12) + b"\x28\x00\x00\x00",
+}
+PNG = HEADS["image/png"] + b"pixels"
+BYTES_MAX = 1 << 20
+
+KNOWN_ERRORS = re.compile(
+    r"not a URL; send a data: URL"
+    r"|not a data: URL: no comma before its data"
+    r"|the data: URL holds (bad base64|a broken percent-escape)"
+    r"|fetching images from URLs is not enabled; send a data: URL"
+    r"|[a-z][a-z0-9+.-]{0,31}: URLs are refused; send a data: URL"
+    r"|not an image of a known type: png, jpeg, webp, gif and bmp are served"
+    r"|the image is too large: \d+ bytes, at most 30 are allowed"
+)
+
+
+def in_base64(data: bytes, header: str = "image/png;base64") -> str:
+    return f"data:{header},{b64encode(data).decode()}"
+
+
+def read(url: str) -> Media:
+    return read_data_url(url, bytes_max=BYTES_MAX)
+
+
+def refusal(url: str, bytes_max: int = BYTES_MAX) -> str:
+    with pytest.raises(MediaError) as caught:
+        read_data_url(url, bytes_max=bytes_max)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mime", HEADS)
+def test_the_type_is_what_the_bytes_show_whatever_the_header_claims(mime: str) -> None:
+    data = HEADS[mime] + b"rest"
+    for claimed in ("image/png", "image/jpeg", "text/plain", ""):
+        assert read(in_base64(data, f"{claimed};base64")) == Media(mime, data, sha256(data).hexdigest())
+
+
+def test_a_header_may_carry_more_parameters_or_none() -> None:
+    for header in (";base64", "image/png;name=a.png;base64", "image/png;BASE64", "image/png; base64 "):
+        assert read(in_base64(PNG, header)).data == PNG
+
+
+def test_the_scheme_is_read_in_any_case_and_between_blanks() -> None:
+    assert read(f"\n  {in_base64(PNG).replace('data:', 'DATA:')}\t\n").data == PNG
+
+
+def test_folded_unpadded_and_percent_encoded_base64_is_read() -> None:
+    digits = b64encode(PNG).decode()
+    folded = "\r\n ".join(digits[at : at + 5] for at in range(0, len(digits), 5))
+    escaped = digits.replace("=", "%3D").replace("+", "%2B").replace("/", "%2f")
+    for payload in (folded, digits.rstrip("="), escaped, f"{digits}%0A"):
+        assert read(f"data:image/png;base64,{payload}").data == PNG
+
+
+def test_without_base64_the_data_are_percent_encoded() -> None:
+    assert read(f"data:image/png,{quote_from_bytes(PNG)}").data == PNG
+    assert read("data:,GIF89a%20 =3D=\n=%253D%3D").data == b"GIF89a  =3D==%3D="
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.1/secret.png", "HTTPS://host/secret", " https://host/secret,x"]
+)
+def test_urls_to_fetch_are_refused(url: str) -> None:
+    assert refusal(url) == "fetching images from URLs is not enabled; send a data: URL"
+
+
+@pytest.mark.parametrize("scheme", ["file", "ftp", "gopher", "javascript"])
+def test_other_schemes_are_refused_by_their_name_alone(scheme: str) -> None:
+    assert refusal(f"{scheme.upper()}:///etc/secret") == f"{scheme}: URLs are refused; send a data: URL"
+
+
+@pytest.mark.parametrize("url", ["", "secret", "/etc/secret", "//host/secret", "secret value: 1", ":,secret"])
+def test_what_has_no_scheme_is_no_url(url: str) -> None:
+    assert refusal(url) == "not a URL; send a data: URL"
+
+
+def test_a_data_url_needs_its_comma() -> None:
+    assert refusal("data:image/png;base64") == "not a data: URL: no comma before its data"
+
+
+@pytest.mark.parametrize(
+    "payload", ["A", "AAAAA", "AA*A", "AA=AAAAA", "iVBOR_-w", "äöü", "%20A", "\ud800AAA"]
+)
+def test_bad_base64_is_refused(payload: str) -> None:
+    assert refusal(f"data:image/png;base64,{payload}") == "the data: URL holds bad base64"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"secret",
+        b"<svg/>",
+        b"%PDF-1.7",
+        b"RIFF\x10\x00\x00\x00WAVE",
+        b"BM",
+        b"BMW is a car maker",
+        PNG[:7],
+    ],
+)
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    expected = "not an image of a known type: png, jpeg, webp, gif and bmp are served"
+    assert refusal(in_base64(data)) == refusal(f"data:image/png,{quote_from_bytes(data)}") == expected
+
+
+def test_the_limit_is_exact_and_both_numbers_are_named() -> None:
+    for url in (in_base64(PNG), in_base64(PNG).rstrip("="), f"data:,{quote_from_bytes(PNG)}"):
+        assert read_data_url(url, bytes_max=len(PNG)).data == PNG
+        expected = f"the image is too large: {len(PNG)} bytes, at most {len(PNG) - 1} are allowed"
+        assert refusal(url, bytes_max=len(PNG) - 1) == expected
+
+
+@pytest.mark.parametrize("payload", ["%", "AB%3", "%4g", "100%,%20", "%4\n"])
+@pytest.mark.parametrize("header", [";base64", ""])
+def test_a_broken_escape_is_refused(payload: str, header: str) -> None:
+    assert refusal(f"data:{header},{payload}") == "the data: URL holds a broken percent-escape"
+
+
+@pytest.mark.parametrize("payload", ["%", "%4", "%41", "%41A", "A ", "A", "="])
+@pytest.mark.parametrize("header", [";base64", ""])
+def test_a_hostile_payload_takes_no_more_than_a_few_times_its_own_memory(payload: str, header: str) -> None:
+    url = f"data:{header},{payload * (1_000_000 // len(payload))}"
+    tracemalloc.start()
+    try:
+        refusal(url)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 6 * len(url)
+
+
+@given(st.sampled_from(sorted(HEADS)), st.binary(max_size=64), st.booleans(), st.data())
+def test_every_image_is_read_back_however_it_is_folded(
+    mime: str, rest: bytes, base64: bool, data: st.DataObject
+) -> None:
+    image = HEADS[mime] + rest
+    url = in_base64(image) if base64 else f"data:,{quote_from_bytes(image)}"
+    cuts = data.draw(st.lists(st.integers(url.index(",") + 1, len(url)), max_size=4).map(sorted))
+    inside_escape = [cut for cut in cuts if "%" in url[max(0, cut - 2) : cut]]
+    for cut in reversed([cut for cut in cuts if cut not in inside_escape]):
+        url = f"{url[:cut]}\r\n{url[cut:]}"
+    assert read(url) == Media(mime, image, sha256(image).hexdigest())
+
+
+PREFIXES = st.sampled_from(["", "data:", "data:,", "data:;base64,", "data:,GIF89a", "data:;base64,R0lGODlh"])
+
+
+@given(PREFIXES, st.text("dataDf:;,%=+/-_.069 \n\0é😀\ud800", max_size=40))
+def test_any_text_is_an_image_or_an_error_that_does_not_repeat_it(prefix: str, rest: str) -> None:
+    try:
+        data = read_data_url(prefix + rest, bytes_max=30).data
+    except MediaError as error:
+        message = str(error)
+    else:
+        assert 0 < len(data) <= 30
+        return
+    assert KNOWN_ERRORS.fullmatch(message)
+
+
+@given(st.binary(max_size=64), st.text("%=\r 3Df_", max_size=16))
+def test_escapes_are_resolved_as_the_standard_library_does(rest: bytes, plain: str) -> None:
+    payload = quote_from_bytes(HEADS["image/gif"] + rest + plain.encode(), safe=" =_")
+    assert read(f"data:,{payload}x").data == unquote_to_bytes(payload) + b"x"

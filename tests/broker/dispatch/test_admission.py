@@ -1,0 +1,208 @@
+"""Admitted, or refused at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.dispatch.admission import BYTES_PER_TOKEN, RETRY_AFTER_S_MAX, Admission, guessed_tokens, has_begun
+from broker.dispatch.flights import Flight, Flights
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Delta, Generate, Ready, Reuse, Reused, Sampling
+from tests.broker.dispatching import Clock
+
+
+def house(waiting_max: int, waiting_tokens_max: int | None = None) -> Admission:
+    return Admission(clock=Clock(), waiting_max=waiting_max, waiting_tokens_max=waiting_tokens_max)
+
+
+def worker(rows: int, tokens_max: int = 0) -> Ready:
+    return Ready(incarnation="w", model="m", context_length=100, running_max=rows, tokens_max=tokens_max)
+
+
+def asks(count: int = 1, text: str = "x") -> list[Generate]:
+    return [Generate(incarnation="g", id="new", sampling=Sampling(seed=1), prompt=text)] * count
+
+
+def aboard(running: int, waiting: int) -> list[Flight]:
+    flights = Flights()
+    for number in range(running + waiting):
+        id = f"{'running' if number < running else 'waiting'}-{number}"
+        flight = flights.open(Generate(incarnation="g", id=id, sampling=Sampling(seed=1)), "m", now=0.0)
+        flights.board(flight, "w", now=0.0)
+        if number < running:
+            flight.gain(Delta(id=id, sequence=0, tokens=[1]), now=1.0)
+    return flights.aboard("w")
+
+
+def refused(admission: Admission, running: int, waiting: int, rows: int) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        admission.check(aboard(running, waiting), worker(rows), asks())
+    assert caught.value.code is Code.TEXT_GENERATION_BUSY
+    return caught.value
+
+
+@pytest.mark.parametrize("waiting_max", [0, 1, 5])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_worker_gets_its_rows_and_so_many_more(rows: int, waiting_max: int) -> None:
+    admission = house(waiting_max=waiting_max)
+    for count in range(rows + waiting_max):
+        present = aboard(min(count, rows), max(0, count - rows))
+        assert not admission.is_full(present, worker(rows))
+        admission.check(present, worker(rows), asks())
+    assert admission.is_full(aboard(rows, waiting_max), worker(rows))
+    refused(admission, rows, waiting_max, rows)
+    refused(admission, rows, waiting_max + 7, rows)
+
+
+def test_a_refusal_says_who_runs_and_who_waits() -> None:
+    error = refused(house(waiting_max=2), running=3, waiting=2, rows=3)
+    assert error.details == {
+        "running": 3,
+        "waiting": 2,
+        "running_ids": ["running-0", "running-1", "running-2"],
+        "waiting_ids": ["waiting-3", "waiting-4"],
+    }
+    assert error.message == (
+        "The server is at capacity: 3 requests are running and 2 are waiting."
+        " Running: running-0, running-1, running-2. Waiting: waiting-3, waiting-4."
+    )
+    assert error.kind.status == 503
+    assert error.kind.retryable
+
+
+def test_a_refusal_names_no_more_than_a_few() -> None:
+    error = refused(house(waiting_max=500), running=500, waiting=500, rows=500)
+    assert (error.details["running"], error.details["waiting"]) == (500, 500)
+    for named in (error.details["running_ids"], error.details["waiting_ids"]):
+        assert isinstance(named, list)
+        assert len(named) == 16
+    assert error.message.count("running-") == error.message.count("waiting-") == 16
+    assert error.message.count(" and 484 more.") == 2
+
+
+def test_of_nobody_a_refusal_says_nothing() -> None:
+    error = house(waiting_max=0).busy([], "No room")
+    assert error.message == "No room: 0 requests are running and 0 are waiting."
+
+
+def test_a_request_runs_from_when_its_worker_has_taken_it_up() -> None:
+    [flight] = aboard(running=0, waiting=1)
+    flight.accept(Accepted(incarnation="w", id=flight.id, prompt_tokens=3))
+    assert not has_begun(flight)
+    flight.reused(Reused(incarnation="w", id=flight.id, reuse=Reuse()))
+    assert has_begun(flight)
+    error = house(waiting_max=0).busy([flight])
+    assert (error.details["running"], error.details["waiting"]) == (1, 0)
+
+
+# --- prompts that wait -------------------------------------------------------------------------------
+
+
+def counted(flights: list[Flight], tokens: int) -> list[Flight]:
+    """Each has so many, its worker has found."""
+    for flight in flights:
+        flight.accept(Accepted(incarnation="w", id=flight.id, prompt_tokens=tokens))
+    return flights
+
+
+@pytest.mark.parametrize(
+    ("limit", "tokens_max", "most"), [(40, 0, 40), (40, 1000, 40), (None, 10, 40), (0, 1000, 0)]
+)
+def test_prompts_wait_up_to_so_many_tokens_together(limit: int | None, tokens_max: int, most: int) -> None:
+    admission = house(waiting_max=100, waiting_tokens_max=limit)
+    one = asks()
+    room = most - guessed_tokens(one[0])
+    if room > 0:
+        admission.check(counted(aboard(2, 1), room), worker(4, tokens_max), one)
+    with pytest.raises(RequestError) as caught:
+        admission.check(counted(aboard(2, 1), room + 1), worker(4, tokens_max), one)
+    assert caught.value.code is Code.TEXT_GENERATION_BUSY
+    assert caught.value.message.startswith(f"The prompts that wait have {room + 1} tokens")
+    assert "Waiting: waiting-2." in caught.value.message
+    assert caught.value.retry_after_s == 1.0
+
+
+def test_who_finds_nobody_waiting_is_not_too_long() -> None:
+    house(waiting_max=4, waiting_tokens_max=10).check(
+        counted(aboard(3, 0), 10**6), worker(4), asks(text="x" * 10**4)
+    )
+
+
+def test_where_the_worker_says_nothing_of_its_memory_requests_are_counted_only() -> None:
+    house(waiting_max=4).check(counted(aboard(1, 2), 10**9), worker(1), asks())
+
+
+def test_every_copy_of_a_prompt_is_one_more() -> None:
+    admission = house(waiting_max=50, waiting_tokens_max=100)
+    [request] = asks(text="x" * 8 * BYTES_PER_TOKEN)
+    assert 8 < guessed_tokens(request) <= 10
+    admission.check(counted(aboard(1, 1), 40), worker(1), [request] * 6)
+    with pytest.raises(RequestError):
+        admission.check(counted(aboard(1, 1), 40), worker(1), [request] * 8)
+
+
+def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
+    admission = house(waiting_max=50, waiting_tokens_max=100)
+    [flight] = aboard(0, 1)
+    flight.request = asks(text="x" * 90 * BYTES_PER_TOKEN)[0]
+    with pytest.raises(RequestError):
+        admission.check([flight], worker(1), asks(text="x" * 10 * BYTES_PER_TOKEN))
+    admission.check(counted([flight], 20), worker(1), asks(text="x" * 10 * BYTES_PER_TOKEN))
+
+
+def test_what_cannot_be_encoded_has_no_size() -> None:
+    tools = [{"type": "function", "big": 2**70}]
+    request = Generate(incarnation="g", id="new", sampling=Sampling(seed=1), tools=tools)
+    assert guessed_tokens(request) == 0
+
+
+# --- when to come back -------------------------------------------------------------------------------
+
+
+def served(*durations_s: float) -> Admission:
+    admission = house(waiting_max=0)
+    for duration_s in durations_s:
+        admission.served(duration_s)
+    return admission
+
+
+def test_before_anything_was_served_a_second_is_as_good_a_guess_as_any() -> None:
+    assert served().retry_after_s(aboard=16) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "count", "expected"),
+    [(8.0, 4, 2.0), (9.0, 4, 3.0), (8.0, 1, 8.0), (0.5, 1, 1.0), (8.0, 64, 1.0), (8.0, 0, 8.0)],
+)
+def test_a_place_is_expected_after_the_measured_time_divided_by_those_aboard(
+    duration_s: float, count: int, expected: float
+) -> None:
+    assert served(duration_s).retry_after_s(count) == expected
+
+
+def test_nobody_is_sent_away_for_longer_than_clients_obey() -> None:
+    assert served(1e6).retry_after_s(aboard=1) == RETRY_AFTER_S_MAX == 120.0
+
+
+def test_the_measured_time_follows_what_is_served_now() -> None:
+    slow_then_quick = served(100.0, *[10.0] * 30)
+    assert 10.0 <= slow_then_quick.retry_after_s(aboard=1) <= 11.0
+    assert served(10.0, 20.0).retry_after_s(aboard=1) == 12.0
+
+
+def test_a_refusal_carries_when_to_come_back() -> None:
+    admission = served(12.0)
+    assert refused(admission, running=4, waiting=0, rows=4).retry_after_s == 3.0
+
+
+def test_places_are_promised_one_by_one_and_none_for_later_than_all_have_left() -> None:
+    clock = Clock()
+    admission = Admission(clock=clock, waiting_max=0)
+    admission.served(12.0)
+    present = aboard(running=4, waiting=0)
+    promises = [admission.busy(present).retry_after_s for _ in range(6)]
+    assert promises == [3.0, 6.0, 9.0, 12.0, 12.0, 12.0]
+    clock.now += 6.0
+    assert admission.busy(present).retry_after_s == 9.0
+    clock.now += 60.0
+    assert admission.busy(present).retry_after_s == 3.0

@@ -1,0 +1,211 @@
+"""Models that are started when they are asked for: who waits, who is held, what the supervisor is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.dispatch.fleet import Vacancy, Worker
+from protocol.errors import Code, RequestError
+from protocol.messages import Hello, Ready
+from protocol.orders import ModelState, Orders, Roster, Stage
+from tests.broker.dispatching import Line, accepted, events, finished, request
+
+LOAD_S = 300.0
+
+
+class Depot:
+    """A line with a supervisor at the other end that has two models, and one alias."""
+
+    def __init__(self, *, budget: int | None = None, waiting_max: int = 8, **stages: Stage) -> None:
+        self.line = Line(waiting_max=waiting_max)
+        self.budget = budget
+        self.models = {
+            "a": ModelState(name="a", weight_bytes=6),
+            "b": ModelState(name="b", weight_bytes=6, aliases=["alias"]),
+        }
+        self.tell(**stages)
+
+    def tell(self, **stages: Stage) -> None:
+        """The supervisor says how they stand."""
+        for name, stage in stages.items():
+            self.models[name] = ModelState(
+                name=name,
+                stage=stage,
+                weight_bytes=6,
+                aliases=self.models[name].aliases,
+            )
+        self.line.dispatcher.catalogue.told(
+            Roster(models=list(self.models.values()), on_demand=True, memory_budget=self.budget)
+        )
+
+    def serving(self, worker: str, model: str, pid: int, identity: str = "") -> None:
+        hear = self.line.dispatcher.hear
+        hear(worker, Hello(incarnation=worker, version=1, model=model, pid=pid))
+        hear(
+            worker,
+            Ready(incarnation=worker, model=model, context_length=9, running_max=4, identity=identity),
+        )
+
+    @property
+    def orders(self) -> Orders:
+        return self.line.told[-1]
+
+    def wanted(self) -> list[str] | None:
+        return self.orders.wanted
+
+
+def refusal(depot: Depot, model: str | None) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        depot.line.dispatcher.find(model)
+    return caught.value
+
+
+def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
+    depot = Depot()
+    line = depot.line
+    assert depot.wanted() == []
+    found = line.dispatcher.find("b")
+    assert isinstance(found, Vacancy)
+    with line.dispatcher.board(found, [request("x")], ()) as [flight]:
+        assert depot.wanted() == ["b"]
+        depot.tell(b="running")
+        assert flight.leg is None
+        depot.serving("w", "b", pid=7)
+        assert line.legs_sent_to("w") == ["x"]
+        line.say("w", accepted("w", "x"), events("w", "x", "hi"), finished("w", "x", tokens=1))
+        assert flight.terminal is not None
+    assert depot.wanted() == ["b"]
+    assert isinstance(line.dispatcher.find("b"), Worker)
+
+
+def test_an_alias_and_no_name_at_all_stand_for_a_model() -> None:
+    depot = Depot()
+    assert depot.line.dispatcher.find("alias").model == "b"
+    assert depot.line.dispatcher.find(None).model == "a"
+    error = refusal(depot, "c")
+    assert error.code is Code.MODEL_NOT_FOUND
+    assert "Available: a, b." in error.message
+
+
+def test_what_is_known_of_a_model_outlives_its_worker() -> None:
+    depot = Depot()
+    assert depot.line.dispatcher.find("a").capabilities.images, "nobody knows yet"
+    depot.tell(a="running")
+    depot.serving("w", "a", pid=1)
+    depot.line.dispatcher.lost("w")
+    found = depot.line.dispatcher.find("a")
+    assert isinstance(found, Vacancy)
+    assert not found.capabilities.images
+    assert found.ready.running_max == 4
+
+
+def test_no_more_wait_than_may() -> None:
+    depot = Depot(waiting_max=2)
+    dispatcher = depot.line.dispatcher
+    with (
+        dispatcher.board(dispatcher.find("a"), [request("1"), request("2"), request("3")], ()),
+        pytest.raises(RequestError) as caught,
+        dispatcher.board(dispatcher.find("a"), [request("4")], ()),
+    ):
+        pass
+    assert caught.value.code is Code.TEXT_GENERATION_BUSY
+    assert len(dispatcher.flights) == 0
+
+
+def test_those_who_wait_for_one_that_cannot_be_loaded_are_told_at_once() -> None:
+    depot = Depot()
+    dispatcher = depot.line.dispatcher
+    with dispatcher.board(dispatcher.find("a"), [request("x")], ()) as [flight]:
+        depot.tell(a="failed")
+        assert flight.terminal is not None
+        assert getattr(flight.terminal, "code", "") == Code.MODEL_FAILED
+    assert refusal(depot, "a").code is Code.MODEL_FAILED
+    dispatcher.check_ready()
+    depot.tell(b="failed")
+    with pytest.raises(RequestError):
+        dispatcher.check_ready()
+
+
+def test_those_who_wait_for_too_long_are_told_so() -> None:
+    depot = Depot()
+    dispatcher = depot.line.dispatcher
+    with dispatcher.board(dispatcher.find("a"), [request("x")], ()) as [flight]:
+        depot.line.clock.now += LOAD_S
+        dispatcher.sweep()
+        assert flight.terminal is None
+        depot.line.clock.now += 0.1
+        dispatcher.sweep()
+        assert getattr(flight.terminal, "code", "") == Code.MODEL_LOADING
+
+
+def test_one_that_is_to_end_gets_nothing_more_and_newcomers_have_it_back() -> None:
+    depot = Depot(budget=10, a="running")
+    line, dispatcher = depot.line, depot.line.dispatcher
+    depot.serving("w", "a", pid=1)
+    line.clock.now += 60
+    with dispatcher.board(dispatcher.find("b"), [request("x")], ()):
+        assert depot.wanted() == []
+        assert isinstance(dispatcher.find("a"), Vacancy)
+        line.clock.now += 1
+        with dispatcher.board(dispatcher.find("a"), [request("y")], ()):
+            assert line.legs_sent_to("w") == []
+            line.dispatcher.lost("w")
+            depot.tell(a="parked")
+            assert depot.wanted() == ["b"]
+
+
+def test_one_that_is_leaving_is_spare_when_its_requests_are_done() -> None:
+    line = Line()
+    line.serving("w1")
+    flight = line.board(request("x"))
+    line.dispatcher.catalogue.told(Roster(models=[ModelState(name="m", stage="running", leaving=[1])]))
+    assert line.told[-1] == Orders(serving=[1])
+    with pytest.raises(RequestError):
+        line.dispatcher.find("m")
+    line.say("w1", accepted("w1", "x"), finished("w1", "x"))
+    line.contexts.pop().__exit__(None, None, None)
+    assert flight.terminal is not None
+    assert line.told[-1] == Orders(serving=[1], spare=[1])
+
+
+def test_what_one_model_began_no_other_finishes() -> None:
+    depot = Depot(a="running")
+    line = depot.line
+    depot.serving("w1", "a", pid=1, identity="one")
+    with (
+        line.dispatcher.board(line.dispatcher.find("a"), [request("begun")], ()) as [begun],
+        line.dispatcher.board(line.dispatcher.find("a"), [request("not begun")], ()) as [not_begun],
+    ):
+        line.say("w1", accepted("w1", "begun"), events("w1", "begun", "x", "y", "z"))
+        line.say("w1", accepted("w1", "not begun"))
+        depot.serving("w2", "a", pid=2, identity="two")
+        line.dispatcher.lost("w1", died=False)
+        assert getattr(begun.terminal, "code", "") == Code.WORKER_UNAVAILABLE
+        assert not_begun.terminal is None
+        assert line.legs_sent_to("w2") == ["not begun~2"]
+
+
+def test_a_cache_is_cleared_under_an_alias_too_and_none_where_none_is_loaded() -> None:
+    depot = Depot(b="running")
+    depot.serving("w", "b", pid=1)
+    with depot.line.dispatcher.clear("alias", "c1") as clearing:
+        assert set(clearing.awaited) == {"w"}
+    with depot.line.dispatcher.clear(None, "c2") as clearing:
+        assert set(clearing.awaited) == {"w"}
+    with pytest.raises(RequestError) as caught, depot.line.dispatcher.clear("a", "c3"):
+        pass
+    assert caught.value.code is Code.WORKER_UNAVAILABLE
+
+
+def test_the_states_of_models() -> None:
+    depot = Depot()
+    catalogue = depot.line.dispatcher.catalogue
+    depot.tell(a="running", b="failed")
+    assert (catalogue.state("a"), catalogue.state("b")) == ("loading", "failed")
+    depot.serving("w", "a", pid=1)
+    depot.tell(b="parked")
+    assert (catalogue.state("a"), catalogue.state("b")) == ("loaded", "unloaded")
+    depot.line.hello("v", "stranger")
+    assert catalogue.state("stranger") == "loading"
+    depot.line.dispatcher.lost("v")
+    assert catalogue.state("stranger") == "unloaded"

@@ -1,0 +1,519 @@
+"""What the gateway decides, told by messages and a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from broker.dispatch import dispatcher as dispatch
+from broker.dispatch.fleet import Verdict
+from broker.dispatch.flights import Flight
+from protocol.errors import Code, RequestError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClearCache,
+    Draining,
+    Failed,
+    Finished,
+    Goodbye,
+    Rejected,
+    Reuse,
+    Welcome,
+)
+from tests.broker.dispatching import (
+    GATEWAY,
+    HUNG_S,
+    SILENT_S,
+    STALL_S,
+    Line,
+    accepted,
+    cleared,
+    events,
+    failed,
+    finished,
+    ready,
+    request,
+    reused,
+)
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def cancel(id: str) -> Cancel:
+    return Cancel(incarnation=GATEWAY, id=id)
+
+
+def welcome() -> Welcome:
+    return Welcome(incarnation=GATEWAY, version=PROTOCOL_VERSION)
+
+
+def text_of(flight: Flight) -> str:
+    return "".join(getattr(item, "text", "") for item in flight.take())
+
+
+# --- workers come and go -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_introduces_itself_is_welcomed(line: Line) -> None:
+    line.hello("w")
+    assert line.sent_to("w") == [welcome()]
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+def test_a_worker_of_another_version_is_turned_away_and_told_why(version: int, line: Line) -> None:
+    line.hello("w", version=version)
+    [rejected] = line.sent_to("w")
+    assert isinstance(rejected, Rejected)
+    assert str(version) in rejected.reason
+    assert list(line.dispatcher.fleet) == []
+
+
+def test_workers_may_name_so_many_models_and_no_more(line: Line) -> None:
+    for number in range(dispatch.MODELS_MAX):
+        line.hello(f"w{number}", model=f"m{number}")
+    line.hello("one-more", model="another")
+    [rejected] = line.sent_to("one-more")
+    assert isinstance(rejected, Rejected)
+    assert len(line.dispatcher.fleet.models) == dispatch.MODELS_MAX
+    line.hello("a-second", model="m0")
+    assert line.sent_to("a-second") == [welcome()]
+
+
+def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> None:
+    line.serving("w1")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.say("stranger", events("stranger", "a", "no"), finished("stranger", "a"))
+        assert flight.take() == []
+    assert line.sent_to("stranger") == [welcome(), welcome()]
+    assert line.dispatcher.dropped["unknown_sender"] == 2
+
+
+def test_a_message_signed_with_another_name_than_its_connections_is_dropped(line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2")
+    worker = line.dispatcher.fleet.get("w1")
+    assert worker is not None
+    with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
+        line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
+        assert flight.take() == []
+    assert line.dispatcher.dropped["forged"] == 2
+
+
+def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2")
+    worker = line.dispatcher.fleet.get("w1")
+    assert worker is not None
+    with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
+        line.say("w2", accepted("w2", "a"), events("w2", "a", "no"), finished("w2", "a"), failed("w2", "a"))
+        line.say("w2", reused("w2", "a"))
+        assert flight.take() == []
+    assert line.dispatcher.dropped["no_flight"] == 5
+
+
+def test_a_worker_that_says_goodbye_is_gone_and_nobody_is_suspected(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as flights:
+        line.dispatcher.hear("w", Goodbye(incarnation="w", reason="asked to stop"))
+        assert [(flight.leg, flight.terminal) for flight in flights] == [(None, None)] * 2
+        line.serving("w2")
+        assert line.legs_sent_to("w2") == ["a~2", "b~2"]
+    assert [worker.incarnation for worker in line.dispatcher.fleet] == ["w2"]
+
+
+def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [flight, _]:
+        line.say("w", events("w", "a", "x"))
+        line.sent_to("w")
+        line.hello("w")
+        assert flight.leg is None
+        line.dispatcher.hear("w", ready("w"))
+        assert line.legs_sent_to("w") == ["a~2", "b~2"]
+        line.say("w", events("w", "a", "stale", first=1), finished("w", "a"), events("w", "a~2", "y"))
+        assert text_of(flight) == "xy"
+    assert line.dispatcher.dropped["no_flight"] == 2
+
+
+# --- several flights of one client -------------------------------------------------------------------
+
+
+def test_choices_board_together_or_not_at_all(line: Line) -> None:
+    line.serving("w", rows=1)  # and eight may wait
+    worker = line.dispatcher.find("m")
+    with line.dispatcher.board(worker, [request(id) for id in "abcdefg"], ()):
+        line.sent_to("w")
+        with (
+            pytest.raises(RequestError) as caught,
+            line.dispatcher.board(worker, [request(id) for id in "hij"], ()),
+        ):
+            pass
+        assert caught.value.code is Code.TEXT_GENERATION_BUSY
+        assert line.sent_to("w") == []
+        assert len(line.dispatcher.flights) == 7
+        with line.dispatcher.board(worker, [request(id) for id in "hi"], ()) as flights:
+            assert [flight.id for flight in flights] == ["h", "i"]
+
+
+def test_more_choices_than_there_is_room_for_are_refused_for_good(line: Line) -> None:
+    line.serving("w", rows=1)
+    requests = [request(str(number)) for number in range(10)]
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.board(line.dispatcher.find("m"), requests, ()),
+    ):
+        pass
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
+    assert "room for 9" in caught.value.message
+
+
+def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(line: Line) -> None:
+    line.serving("w")
+    requests = [request(id) for id in "abcd"]
+    with line.dispatcher.board(line.dispatcher.find("m"), requests, ()) as flights:
+        assert line.sent_to("w") == [welcome(), *requests]
+        line.say("w", events("w", "b", "x"), finished("w", "b"), failed("w", "c"))
+        assert [type(flight.terminal) for flight in flights] == [type(None), Finished, Failed, type(None)]
+    assert line.sent_to("w") == [cancel("a"), cancel("d")]
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_choice_that_cannot_be_sent_takes_the_others_back(line: Line) -> None:
+    line.serving("w")
+    line.unsendable.add("b")
+    requests = [request(id) for id in "abc"]
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.board(line.dispatcher.find("m"), requests, ()),
+    ):
+        pass
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert cancel("a") in line.sent_to("w")
+    assert len(line.dispatcher.flights) == 0
+
+
+# --- a flight ----------------------------------------------------------------------------------------
+
+
+def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.say("w", accepted("w", "a"), events("w", "a", "al", "l"), events("w", "a", " aboard", first=2))
+        line.say("w", finished("w", "a", tokens=3))
+        assert text_of(flight) == "all aboard"
+        assert isinstance(flight.terminal, Finished)
+    assert line.sent_to("w") == [welcome(), request("a")]
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        line.say("w", accepted("w", "a"), events("w", "a", "x"))
+    assert len(line.dispatcher.flights) == 0
+    assert line.sent_to("w")[-1] == cancel("a")
+    line.say("w", events("w", "a", "late", first=1), finished("w", "a"))
+    assert line.dispatcher.dropped["no_flight"] == 2
+
+
+def test_a_handler_that_breaks_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
+    line.serving("w")
+    with (
+        pytest.raises(ZeroDivisionError),
+        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
+    ):
+        raise ZeroDivisionError
+    assert len(line.dispatcher.flights) == 0
+    assert line.sent_to("w")[-1] == cancel("a")
+
+
+def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind(line: Line) -> None:
+    line.serving("w")
+    line.unreachable.add("w")
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
+    ):
+        raise AssertionError("not aboard")
+    assert caught.value.code is Code.WORKER_UNAVAILABLE
+    assert caught.value.retry_after_s is not None
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(line: Line) -> None:
+    line.serving("w")
+    line.unsendable.add("a")
+    with (
+        pytest.raises(RequestError) as caught,
+        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
+    ):
+        raise AssertionError("not aboard")
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert len(line.dispatcher.flights) == 0
+
+
+def test_a_flight_of_which_something_was_lost_is_sent_again_alone(line: Line) -> None:
+    line.serving("w")
+    worker = line.dispatcher.find("m")
+    with (
+        line.dispatcher.board(worker, [request("a")], ()) as [damaged],
+        line.dispatcher.board(worker, [request("b")], ()) as [whole],
+    ):
+        line.sent_to("w")
+        both = events("w", "a", "x", first=1).deltas + events("w", "b", "x").deltas
+        line.say("w", type(events("w", "a"))(incarnation="w", deltas=both))
+        assert line.sent_to("w") == [cancel("a"), replace(request("a"), id="a~2")]
+        assert damaged.terminal is None
+        assert text_of(damaged) == ""
+        assert text_of(whole) == "x"
+    assert line.dispatcher.dropped == {"gap": 1}
+
+
+def test_what_comes_after_the_end_changes_nothing(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.say("w", finished("w", "a"), failed("w", "a"), events("w", "a", "x"), finished("w", "a"))
+        assert flight.take() == [finished("w", "a")]
+
+
+def test_a_full_worker_refuses_and_a_place_that_becomes_free_is_given(line: Line) -> None:
+    line = Line(waiting_max=1)
+    line.serving("w", rows=1)
+    worker = line.dispatcher.find("m")
+    with line.dispatcher.board(worker, [request("a")], ()):
+        with line.dispatcher.board(worker, [request("b")], ()):
+            with pytest.raises(RequestError) as caught, line.dispatcher.board(worker, [request("c")], ()):
+                raise AssertionError("not aboard")
+            assert caught.value.code is Code.TEXT_GENERATION_BUSY
+            assert caught.value.details["waiting_ids"] == ["a", "b"]
+        with line.dispatcher.board(worker, [request("c")], ()):
+            pass
+
+
+def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        line.clock.now += 7.0
+        line.beat("w")
+        line.say("w", finished("w", "a"))
+    assert line.dispatcher.admission.retry_after_s(1) == 7.0
+
+
+@pytest.mark.parametrize("end", ["failed", "left"])
+def test_a_request_that_did_not_finish_says_nothing_about_how_long_one_takes(end: str, line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        line.clock.now += 7.0
+        if end == "failed":
+            line.say("w", failed("w", "a"))
+    assert line.dispatcher.admission.retry_after_s(1) == 1.0
+
+
+# --- verdicts ----------------------------------------------------------------------------------------
+
+
+def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
+    line.serving("w1", "m1")
+    line.serving("w2", "m2")
+    with (
+        line.dispatcher.board(line.dispatcher.find("m1"), [request("a")], ()) as [lost],
+        line.dispatcher.board(line.dispatcher.find("m2"), [request("b")], ()) as [other],
+    ):
+        line.dispatcher.lost("w1")
+        line.dispatcher.lost("w1")
+        assert lost.leg is None
+        assert other.leg is not None
+        line.say("w2", finished("w2", "b"))
+        assert isinstance(other.terminal, Finished)
+
+
+def test_what_a_worker_said_before_it_died_still_counts(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.say("w", events("w", "a", "x"), finished("w", "a"))
+        line.dispatcher.lost("w")
+        assert isinstance(flight.terminal, Finished)
+
+
+def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
+    line.serving("w1")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.dispatcher.lost("w1")
+        line.serving("w2")
+        flight.take()
+        line.say("w1", events("w1", "a", "late"), finished("w1", "a"))
+        assert flight.take() == []
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_end(
+    verdict: Verdict, line: Line
+) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.beat("w", running=1, steps=1)
+        line.clock.now += {Verdict.SILENT: SILENT_S, Verdict.STALLED: STALL_S}[verdict] + 1
+        if verdict is Verdict.STALLED:
+            # Silent for as long, then heard: the clock of a stall starts over with its first beat.
+            line.beat("w", running=1, steps=1)
+        line.sent_to("w")
+        line.dispatcher.sweep()
+        assert flight.leg is None
+        assert line.sent_to("w") == [cancel("a")]
+        line.dispatcher.sweep()
+        assert line.sent_to("w") == []
+        assert line.killed == []
+        line.clock.now += HUNG_S + 1
+        line.dispatcher.sweep()
+        assert line.killed == [1]
+    with pytest.raises(RequestError):
+        line.dispatcher.find("m")
+
+
+def test_a_silent_worker_that_speaks_again_gets_requests_again(line: Line) -> None:
+    line.serving("w")
+    line.clock.now += SILENT_S + 1
+    line.dispatcher.sweep()
+    with pytest.raises(RequestError):
+        line.dispatcher.find("m")
+    line.beat("w")
+    assert line.dispatcher.find("m").incarnation == "w"
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def test_a_gateway_that_stops_takes_nothing_new_and_lets_the_rest_finish(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.dispatcher.stop()
+        for model in ("m", "unknown", None):
+            with pytest.raises(RequestError) as caught:
+                line.dispatcher.find(model)
+            assert caught.value.code is Code.SHUTTING_DOWN
+            assert caught.value.retry_after_s is not None
+        line.say("w", events("w", "a", "x"), finished("w", "a"))
+        assert isinstance(flight.terminal, Finished)
+
+
+def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: Line) -> None:
+    line.serving("w")
+    worker = line.dispatcher.find("m")
+    with (
+        line.dispatcher.board(worker, [request("a")], ()) as [over],
+        line.dispatcher.board(worker, [request("b")], ()) as [running],
+    ):
+        line.say("w", finished("w", "a"))
+        line.sent_to("w")
+        line.dispatcher.stop()
+        line.dispatcher.abandon()
+        line.dispatcher.abandon()
+        assert isinstance(over.terminal, Finished)
+        assert isinstance(running.terminal, Failed)
+        assert running.terminal.code == Code.SHUTTING_DOWN
+        assert line.sent_to("w") == [cancel("b")]
+
+
+# --- prefixes ----------------------------------------------------------------------------------------
+
+
+def test_what_was_reused_is_kept_by_its_flight_and_wrong_words_about_it_are_counted(line: Line) -> None:
+    line.serving("w")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [a, b]:
+        line.say("w", accepted("w", "a"), reused("w", "a", 2, "disk", "evicted"), reused("w", "a", 3))
+        line.say("w", accepted("w", "b"), events("w", "b", "x"), reused("w", "b", 1), reused("w", "none"))
+        assert a.reuse == Reuse(tokens=2, tier="disk", miss="evicted")
+        assert b.reuse is None
+    assert line.dispatcher.dropped == {"unexpected": 2, "no_flight": 1}
+
+
+def test_every_worker_that_serves_the_model_is_told_to_clear_its_cache_and_no_other(line: Line) -> None:
+    line.serving("w1", "m")
+    line.serving("w2", "m")
+    line.serving("w3", "another")
+    line.hello("w4", "m")
+    with line.dispatcher.clear("m", "c") as clearing:
+        for worker in ("w1", "w2"):
+            assert line.sent_to(worker)[1:] == [ClearCache(incarnation=GATEWAY, id="c")]
+        assert not [message for _, message in line.sent if isinstance(message, ClearCache)]
+        line.say("w2", cleared("w2", "c", 10, 1))
+        assert not clearing.over
+        line.say("w1", cleared("w1", "c", 20, 2))
+        assert clearing.over
+        assert [(model, freed.ram_bytes) for model, freed in clearing.freed] == [("m", 10), ("m", 20)]
+    assert line.dispatcher.dropped == {}
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped_and_counted(line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2", "another")
+    with line.dispatcher.clear("m", "c") as clearing:
+        line.say("w2", cleared("w2", "c"))
+        line.say("w1", cleared("w1", "an earlier one"), cleared("w1", "c"), cleared("w1", "c"))
+        assert len(clearing.freed) == 1
+    line.say("w1", cleared("w1", "c"))
+    assert line.dispatcher.dropped["no_clearing"] == 4
+
+
+@pytest.mark.parametrize("how", ["lost", "goodbye", "again"])
+def test_a_worker_that_dies_with_a_full_cache_ends_the_wait(how: str, line: Line) -> None:
+    line.serving("w1")
+    line.serving("w2")
+    with line.dispatcher.clear(None, "c") as clearing:
+        match how:
+            case "lost":
+                line.dispatcher.lost("w1")
+            case "goodbye":
+                line.dispatcher.hear("w1", Goodbye(incarnation="w1", reason="asked to stop"))
+            case _:
+                line.hello("w1")
+        assert clearing.over
+        assert clearing.died == "m"
+    with line.dispatcher.clear(None, "d") as clearing:
+        assert list(clearing.awaited) == ["w2"]
+
+
+def test_nobody_to_clear_and_nobody_to_reach_are_the_errors_of_any_request(line: Line) -> None:
+    def code(model: str | None) -> Code:
+        with pytest.raises(RequestError) as caught, line.dispatcher.clear(model, "c"):
+            pass
+        return caught.value.code
+
+    assert code(None) is Code.WORKER_UNAVAILABLE
+    line.serving("w")
+    assert code("another") is Code.MODEL_NOT_FOUND
+    line.unreachable.add("w")
+    assert code("m") is Code.WORKER_UNAVAILABLE
+    line.unreachable.clear()
+    with line.dispatcher.clear("m", "c") as clearing:
+        assert not clearing.over
+
+
+def test_one_that_drains_keeps_what_it_has_and_gets_nothing_new(line: Line) -> None:
+    line.serving("w1")
+    worker = line.dispatcher.find("m")
+    aboard = line.board(request("a"))
+    line.say("w1", Draining(incarnation="w1"))
+    assert worker.state == "draining"
+    with pytest.raises(RequestError) as refused:
+        line.dispatcher.find("m")
+    assert refused.value.code is Code.WORKER_UNAVAILABLE
+    line.serving("w2")
+    # Found before it drained, boarded after: another one has the same model.
+    with line.dispatcher.board(worker, [request("b")], ()):
+        assert line.legs_sent_to("w2") == ["b"]
+    line.say("w1", events("w1", "a", "on"))
+    assert len(aboard.tokens) > 0
+    line.say("w1", Goodbye(incarnation="w1", reason="out of time"))
+    assert line.legs_sent_to("w2") == ["a~2"]
+    assert not aboard.suspect
+
+
+def test_whoever_wants_to_know_is_told_who_has_become_ready() -> None:
+    line = Line()
+    line.serving("w1")
+    assert [orders.serving for orders in line.told] == [[1]]

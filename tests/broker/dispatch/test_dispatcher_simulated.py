@@ -1,0 +1,530 @@
+"""The gateway against simulated workers that die, hang, reconnect, repeat themselves and lie.
+
+One rule is one thing that can happen; hypothesis strings them together. What workers say lies on the line
+until it is delivered, also after they are dead, so that every order that ZeroMQ can produce comes about; and
+the line loses, doubles and swaps what lies on it, which ZeroMQ is not known to do.
+
+The same rules, weighted and with dice instead of hypothesis, make histories that a seed replays:
+`python -m tests.broker.dispatch.test_dispatcher_simulated 0 10000` plays so many.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from broker.dispatch.clearing import Clearing
+from broker.dispatch.fleet import Worker
+from broker.dispatch.flights import PENDING_DELTAS_MAX, Flight, Item
+from protocol.errors import Code, RequestError
+from protocol.messages import (
+    Cancel,
+    Delta,
+    Events,
+    Failed,
+    Finished,
+    Goodbye,
+    Message,
+    Reused,
+    ToGateway,
+)
+from tests.broker.dispatching import SILENT_S, STALL_S, accepted, failed, finished, ready, request, reused
+from tests.broker.peers import POISON, ROWS, TOKENS, WAITING, Peer, SimulatedLine, of_flights, text_at
+
+WORKERS_MAX = 4
+ROUNDS_MAX = 400
+ROUNDS_AFTER = 12
+SEEDS = 200
+FORGED = "never said"
+POSSIBLE = {
+    "engine_error",
+    "a_later_code",
+    *(
+        code.value
+        for code in (Code.WORKER_UNAVAILABLE, Code.WORKER_CRASHED, Code.INTERNAL_ERROR, Code.SHUTTING_DOWN)
+    ),
+}
+
+
+@dataclass(eq=False)
+class Client:
+    """One flight, and what its client has read of it. Those of one request share their context."""
+
+    context: AbstractContextManager[list[Flight]]
+    flight: Flight
+    read: list[Item] = field(default_factory=list)
+
+    def take(self) -> None:
+        self.read += self.flight.take()
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.read) and isinstance(self.read[-1], Finished | Failed)
+
+
+def is_poison(client: Client) -> bool:
+    return client.flight.id.startswith(POISON)
+
+
+class Gateway(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.peers: dict[str, Peer] = {}
+        self.line = SimulatedLine(self.peers)
+        self.dispatcher = self.line.dispatcher
+        self.clients: list[Client] = []
+        self.opened = 0
+        self.ends: Counter[str] = Counter()
+        self.orders: list[tuple[AbstractContextManager[Clearing], Clearing, set[str]]] = []
+
+    def pick(self, number: int, peers: list[Peer]) -> Peer:
+        return peers[number % len(peers)]
+
+    def alive(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.alive]
+
+    # --- workers ---
+
+    @initialize()
+    def two_workers_serve(self) -> None:
+        for model in ("m1", "m2"):
+            self.worker_comes(model, loaded=True)
+            self.deliver(len(self.peers) - 1, 2)
+
+    @precondition(lambda self: len(self.alive()) < WORKERS_MAX)
+    @rule(model=st.sampled_from(["m1", "m2"]), loaded=st.booleans())
+    def worker_comes(self, model: str, loaded: bool) -> None:
+        peer = Peer(f"w{len(self.peers)}", model, loaded=loaded)
+        self.peers[peer.name] = peer
+        peer.introduce()
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99))
+    def worker_has_loaded(self, number: int) -> None:
+        peer = self.pick(number, self.alive())
+        peer.loaded = True
+        peer.line.append(ready(peer.name, peer.model, ROWS))
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99), steps=st.integers(1, TOKENS + 1))
+    def worker_works(self, number: int, steps: int) -> None:
+        peer = self.pick(number, self.alive())
+        for _ in range(0 if peer.hung else steps):
+            peer.work()
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99))
+    def worker_beats(self, number: int) -> None:
+        peer = self.pick(number, self.alive())
+        peer.line.append(peer.heartbeat())
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99))
+    def worker_hangs_or_recovers(self, number: int) -> None:
+        peer = self.pick(number, self.alive())
+        peer.hung = not peer.hung
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99))
+    def workers_queue_fills_or_empties(self, number: int) -> None:
+        peer = self.pick(number, self.alive())
+        peer.full = not peer.full
+
+    @precondition(lambda self: any(peer.rows for peer in self.alive()))
+    @rule(number=st.integers(0, 99), code=st.sampled_from(["engine_error", "a_later_code"]))
+    def worker_fails_a_row(self, number: int, code: str) -> None:
+        peer = self.pick(number, [peer for peer in self.alive() if peer.rows])
+        id = list(peer.rows)[number % len(peer.rows)]
+        peer.end(id, failed(peer.name, id, code))
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99), says_goodbye=st.booleans())
+    def worker_dies(self, number: int, says_goodbye: bool) -> None:
+        peer = self.pick(number, self.alive())
+        if says_goodbye:
+            peer.line.append(Goodbye(incarnation=peer.name, reason="asked to stop"))
+        peer.alive = False
+
+    def unnoticed(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if not peer.alive and not peer.noticed]
+
+    @precondition(lambda self: self.unnoticed())
+    @rule(number=st.integers(0, 99))
+    def death_is_noticed(self, number: int) -> None:
+        self.notice(self.pick(number, self.unnoticed()))
+
+    def notice(self, peer: Peer) -> None:
+        peer.noticed = True
+        self.dispatcher.lost(peer.name)
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99))
+    def worker_reconnects_before_anyone_notices(self, number: int) -> None:
+        peer = self.pick(number, self.alive())
+        peer.rows.clear()
+        peer.inbox.clear()
+        peer.introduce()
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 99))
+    def a_living_worker_is_taken_for_dead(self, number: int) -> None:
+        self.dispatcher.lost(self.pick(number, self.alive()).name)
+
+    # --- the line ---
+
+    @precondition(lambda self: any(peer.line for peer in self.peers.values()))
+    @rule(number=st.integers(0, 99), most=st.integers(1, 12))
+    def deliver(self, number: int, most: int) -> None:
+        peer = self.pick(number, list(self.peers.values()))
+        for _ in range(min(most, len(peer.line))):
+            self.dispatcher.hear(peer.name, peer.line.popleft())
+
+    @precondition(lambda self: self.under_way())
+    @rule(number=st.integers(0, 99), how=st.sampled_from(["lost", "doubled", "swapped"]))
+    def something_happens(self, number: int, how: str) -> None:
+        """On the line."""
+        lines = [line for peer in self.peers.values() for line in (peer.line, peer.inbox)]
+        places = [(line, n) for line in lines for n, message in enumerate(line) if of_flights(message)]
+        line, place = places[number % len(places)]
+        match how:
+            case "lost":
+                del line[place]
+            case "doubled":
+                line.insert(place, line[place])
+            case _ if place + 1 < len(line) and of_flights(line[place + 1]):
+                line[place], line[place + 1] = line[place + 1], line[place]
+
+    def under_way(self) -> list[Message]:
+        messages = [message for peer in self.peers.values() for message in (*peer.line, *peer.inbox)]
+        return [message for message in messages if of_flights(message)]
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        number=st.integers(0, 99), kind=st.sampled_from(["delta", "finished", "failed", "accepted", "reused"])
+    )
+    def somebody_else_speaks_of_a_flight(self, number: int, kind: str) -> None:
+        """Under its own name, and under that of the flight's worker."""
+        flight = self.clients[number % len(self.clients)].flight
+        leg = flight.leg
+        id, sequence, worker = (leg.id, leg.deltas, leg.worker) if leg else (flight.id, 0, "nobody")
+        others = [name for name in [*self.peers, "stranger"] if name != worker]
+        for signature in (other := others[number % len(others)], worker):
+            message: ToGateway
+            match kind:
+                case "delta":
+                    delta = Delta(id=id, sequence=sequence, tokens=[1], text=FORGED)
+                    message = Events(incarnation=signature, deltas=[delta])
+                case "finished":
+                    message = finished(signature, id)
+                case "failed":
+                    message = failed(signature, id, FORGED)
+                case "reused":
+                    message = reused(signature, id, 1, FORGED)
+                case _:
+                    message = accepted(signature, id)
+            self.dispatcher.hear(other, message)
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 99), offset=st.sampled_from([-1, 1, 2]))
+    def worker_skips_or_repeats_a_delta(self, number: int, offset: int) -> None:
+        """True text in a wrong place."""
+        leg = self.clients[number % len(self.clients)].flight.leg
+        peer = self.peers[leg.worker] if leg else None
+        if leg and peer and leg.id in peer.rows:
+            delta = peer.delta(leg.id, max(0, leg.deltas + offset))
+            self.dispatcher.hear(peer.name, Events(incarnation=peer.name, deltas=[delta]))
+
+    @precondition(lambda self: self.opened)
+    @rule(number=st.integers(0, 99), id=st.integers(1, 60))
+    def worker_ends_a_request_twice(self, number: int, id: int) -> None:
+        """One that is running, is over, or never was aboard."""
+        peer = self.pick(number, list(self.peers.values()))
+        for leg in sorted(said for said in peer.said if said.partition("~")[0] == f"r{id}"):
+            peer.line.append(failed(peer.name, leg, "engine_error"))
+            peer.line.append(Events(incarnation=peer.name, deltas=[peer.delta(leg, TOKENS)]))
+
+    # --- time ---
+
+    @rule(seconds=st.sampled_from([0.25, SILENT_S + 0.1, STALL_S + 0.1]))
+    def time_passes(self, seconds: float) -> None:
+        self.line.clock.now += seconds
+        self.dispatcher.sweep()
+
+    @rule(seconds=st.sampled_from([2, STALL_S + 2]))
+    def time_passes_while_workers_beat(self, seconds: int) -> None:
+        for _ in range(int(seconds)):
+            self.line.clock.now += 1.0
+            for peer in self.alive():
+                peer.steps += 0 if peer.hung else 1
+                self.dispatcher.hear(peer.name, peer.heartbeat())
+            self.dispatcher.sweep()
+
+    # --- clients ---
+
+    @rule(model=st.sampled_from(["m1", "m1", "m2", None]), times=st.integers(1, 3), choices=st.integers(1, 3))
+    def clients_come(self, model: str | None, times: int, choices: int) -> None:
+        for _ in range(times):
+            self.open(model, choices)
+
+    @rule(model=st.sampled_from(["m1", "m2"]))
+    def poison_comes(self, model: str) -> None:
+        self.open(model, 1, POISON)
+
+    def open(self, model: str | None, choices: int, kind: str = "r") -> None:
+        try:
+            worker = self.dispatcher.find(model)
+        except RequestError as error:
+            refused = error.code
+        else:
+            assert model in (None, worker.model)
+            self.board(worker, choices, kind)
+            return
+        assert refused in {Code.WORKER_UNAVAILABLE, Code.MODEL_LOADING, Code.SHUTTING_DOWN}
+
+    def board(self, worker: Worker, choices: int, kind: str) -> None:
+        flights = self.dispatcher.flights
+        present = len(flights.aboard(worker.incarnation)) + len(flights.waiting(worker.model))
+        full = present + choices > ROWS + WAITING
+        ids = [f"{kind}{self.opened + number}" for number in range(1, choices + 1)]
+        requests = [replace(request(id), prompt=ids[0]) for id in ids]
+        self.opened += choices
+        context = self.dispatcher.board(worker, requests, ())
+        try:
+            opened = context.__enter__()
+        except RequestError as error:
+            refused = error.code
+        else:
+            assert not full
+            self.clients += [Client(context, flight) for flight in opened]
+            return
+        assert full or not self.reachable(worker.incarnation)
+        assert refused is (Code.TEXT_GENERATION_BUSY if full else Code.WORKER_UNAVAILABLE)
+
+    def reachable(self, name: str) -> bool:
+        peer = self.peers[name]
+        return not peer.full and not peer.noticed
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 99))
+    def client_reads(self, number: int) -> None:
+        self.clients[number % len(self.clients)].take()
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 99))
+    def client_leaves(self, number: int) -> None:
+        self.leave(self.clients[number % len(self.clients)])
+
+    def leave(self, one: Client) -> None:
+        party = [client for client in self.clients if client.context is one.context]
+        legs = [client.flight.leg for client in party if client.flight.terminal is None]
+        running = [(leg.worker, leg.id) for leg in legs if leg is not None]
+        self.line.sent.clear()
+        one.context.__exit__(None, None, None)
+        for client in party:
+            self.clients.remove(client)
+            client.take()
+            self.check(client)
+            end = getattr(client.flight.terminal, "code", "")
+            self.ends[end] += 1
+            self.ends["innocents taken for guilty"] += end == Code.WORKER_CRASHED and not is_poison(client)
+        told = [(to, message.id) for to, message in self.line.sent if isinstance(message, Cancel)]
+        assert told == running
+
+    # --- operators ---
+
+    @precondition(lambda self: len(self.orders) < 3)
+    @rule(model=st.sampled_from(["m1", "m2", None]))
+    def operator_clears(self, model: str | None) -> None:
+        self.opened += 1
+        context = self.dispatcher.clear(model, f"c{self.opened}")
+        try:
+            order = context.__enter__()
+        except RequestError:
+            return
+        assert order.awaited
+        assert model is None or set(order.awaited.values()) == {model}
+        self.orders.append((context, order, set(order.awaited)))
+
+    @precondition(lambda self: self.orders)
+    @rule(number=st.integers(0, 9))
+    def operator_has_waited(self, number: int) -> None:
+        context, order, asked = self.orders.pop(number % len(self.orders))
+        answered = {message.incarnation for _, message in order.freed}
+        assert len(answered) == len(order.freed)
+        lost = asked - answered - order.awaited.keys()
+        assert bool(lost) == (order.died is not None)
+        context.__exit__(None, None, None)
+
+    # --- the gateway's own end ---
+
+    @rule(dice=st.integers(0, 29))
+    def gateway_goes(self, dice: int) -> None:
+        if dice == 0:
+            self.dispatcher.stop()
+        elif dice == 1 and self.dispatcher.stopping:
+            self.dispatcher.abandon()
+            assert all(client.flight.terminal is not None for client in self.clients)
+
+    # --- what must always hold ---
+
+    @invariant()
+    def every_open_request_is_a_flight_and_no_other(self) -> None:
+        assert list(self.dispatcher.flights) == [client.flight for client in self.clients]
+
+    @invariant()
+    def whoever_waits_is_aboard_nobody(self) -> None:
+        flights = self.dispatcher.flights
+        aboard = [flight for name in self.peers for flight in flights.aboard(name)]
+        open_ones = [client.flight for client in self.clients if client.flight.terminal is None]
+        assert {flight.id for flight in open_ones} == {f.id for f in [*aboard, *flights.waiting()]}
+        assert len(open_ones) == len(aboard) + len(flights.waiting())
+
+    @invariant()
+    def flights_are_sound(self) -> None:
+        for client in self.clients:
+            assert len(client.flight.pending) <= PENDING_DELTAS_MAX + 2
+            self.check(client)
+
+    def check(self, client: Client) -> None:
+        flight, items = client.flight, [*client.read, *client.flight.pending]
+        texts = [item.text for item in items if isinstance(item, Delta)]
+        # Nothing lost, doubled or out of order, and nothing of another flight, worker or liar.
+        assert texts == [text_at(flight.id, n) for n in range(len(texts))]
+        assert flight.tokens == list(range(len(texts)))
+        told = [item.reuse for item in items if isinstance(item, Reused)]
+        assert told == ([flight.reuse] if flight.reuse is not None else [])
+        assert FORGED not in [reuse.tier for reuse in told]
+        ends = [item for item in items if isinstance(item, Finished | Failed)]
+        assert len(ends) == (flight.terminal is not None)
+        if ends:
+            assert items[-1] is ends[0] is flight.terminal
+        match flight.terminal:
+            case Finished(usage=usage):
+                assert len(texts) == usage.completion_tokens == TOKENS
+            case Failed(code=code):
+                assert code in POSSIBLE
+
+    def all_is_well_for_a_while(self) -> None:
+        """But for poison, that is: who has died is missed, and a successor comes."""
+        for peer in self.unnoticed():
+            self.notice(peer)
+        for model in ("m1", "m2"):
+            if not any(peer.loaded for peer in self.alive() if peer.model == model):
+                self.worker_comes(model, loaded=True)
+        for peer in self.alive():
+            peer.work()
+            peer.line.append(peer.heartbeat())
+        for peer in self.peers.values():
+            while peer.line:
+                self.dispatcher.hear(peer.name, peer.line.popleft())
+        self.line.clock.now += 0.25
+        self.dispatcher.sweep()
+
+    def teardown(self) -> None:
+        """However it went: with workers that work and a line that carries, everyone has an answer soon."""
+        for peer in self.alive():
+            peer.hung = peer.full = False
+        for _ in range(ROUNDS_MAX):
+            if all(client.flight.terminal is not None for client in self.clients):
+                break
+            self.all_is_well_for_a_while()
+        for client in self.clients:
+            client.take()
+            assert client.ended, f"{client.flight.id} hangs"
+        while self.clients:
+            self.leave(self.clients[0])
+        for _ in range(ROUNDS_AFTER):
+            self.all_is_well_for_a_while()
+        self.nothing_is_left()
+
+    def nothing_is_left(self) -> None:
+        flights = self.dispatcher.flights
+        assert (len(flights), flights.waiting()) == (0, [])
+        assert not any(flights.legs(name) for name in self.peers)
+        assert not any(peer.rows for peer in self.alive())
+
+
+Action = Callable[[Gateway, Callable[[], int]], object]
+"""Something that can happen to a gateway, with dice."""
+
+ACTIONS: dict[Action, int] = {
+    lambda g, n: g.clients_come(["m1", "m1", "m2", None][n() % 4], 1, 1 + n() % 2): 12,
+    lambda g, n: g.poison_comes(["m1", "m2"][n() % 2]): 1,
+    lambda g, n: g.alive() and g.worker_works(n(), 1 + n() % 2): 30,
+    lambda g, n: g.deliver(n(), 1 + n() % 4): 40,
+    lambda g, n: g.alive() and g.worker_beats(n()): 10,
+    lambda g, n: g.time_passes([0.25, 0.25, SILENT_S + 0.1][n() % 3]): 6,
+    lambda g, n: g.under_way() and g.something_happens(n(), ["lost", "doubled", "swapped"][n() % 3]): 6,
+    lambda g, n: g.clients and g.client_reads(n()): 6,
+    lambda g, n: g.clients and g.client_leaves(n()): 3,
+    lambda g, n: len(g.alive()) < WORKERS_MAX and g.worker_comes(["m1", "m2"][n() % 2], n() % 3 > 0): 4,
+    lambda g, n: g.alive() and g.worker_has_loaded(n()): 3,
+    lambda g, n: g.alive() and g.worker_dies(n(), n() % 4 == 0): 3,
+    lambda g, n: g.unnoticed() and g.death_is_noticed(n()): 8,
+    lambda g, n: g.alive() and g.worker_hangs_or_recovers(n()): 2,
+    lambda g, n: g.alive() and g.workers_queue_fills_or_empties(n()): 2,
+    lambda g, n: g.alive() and g.worker_reconnects_before_anyone_notices(n()): 1,
+    lambda g, n: g.alive() and g.a_living_worker_is_taken_for_dead(n()): 1,
+    lambda g, n: g.clients and g.somebody_else_speaks_of_a_flight(n(), ["delta", "finished"][n() % 2]): 3,
+    lambda g, n: g.clients and g.worker_skips_or_repeats_a_delta(n(), [-1, 1, 2][n() % 3]): 2,
+}
+
+
+def play(seed: int, actions: int = 200) -> Gateway:
+    """A history that its seed brings about again, to its end."""
+    dice = random.Random(seed)
+    gateway = Gateway()
+    gateway.two_workers_serve()
+    for action in dice.choices(list(ACTIONS), list(ACTIONS.values()), k=actions):
+        action(gateway, lambda: dice.randrange(100))
+        gateway.every_open_request_is_a_flight_and_no_other()
+        gateway.whoever_waits_is_aboard_nobody()
+        gateway.flights_are_sound()
+    gateway.teardown()
+    return gateway
+
+
+def soak(seeds: range) -> Counter[str]:
+    """Play them all; what came about in them."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            gateway = play(seed)
+        except Exception as error:
+            raise AssertionError(f"play({seed}) fails") from error
+        seen.update(gateway.dispatcher.dropped)
+        seen.update(gateway.dispatcher.failover.counts)
+        seen.update(gateway.ends)
+    return seen
+
+
+def test_whatever_a_seed_brings_about_every_request_ends_once_and_whole() -> None:
+    seen = soak(range(SEEDS))
+    # The histories are worth something only if all of this comes about in them.
+    assert seen.keys() >= {"double", "gap", "lost", "stray", "no_flight", "forged", "unknown_sender"}
+    assert seen.keys() >= {"grounded", "resumed", "worker_crashed", ""}
+
+
+Gateway.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+test_whatever_workers_and_clients_do_every_request_ends_once_and_whole = Gateway.TestCase
+
+
+if __name__ == "__main__":
+    logging.disable()
+    print(soak(range(int(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,466 @@
+"""A request in flight: one end, nothing after it, text in order, bounded while nobody reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from broker.dispatch import flights as inflight
+from broker.dispatch.flights import PROVEN_DELTAS, Flight, Flights, Gain, Item
+from protocol.errors import Code
+from protocol.messages import (
+    Accepted,
+    Delta,
+    Failed,
+    Finished,
+    Generate,
+    Likelihood,
+    Reuse,
+    Reused,
+    Sampling,
+    Usage,
+)
+
+WORKER = "worker-1"
+
+
+def request(id: str = "a") -> Generate:
+    return Generate(incarnation="gateway", id=id, sampling=Sampling(seed=1), prompt="x")
+
+
+def open_flight() -> Flight:
+    """One that is aboard."""
+    flights = Flights()
+    flight = flights.open(request(), "m", now=10.0)
+    flights.board(flight, WORKER, now=10.0)
+    return flight
+
+
+def accepted() -> Accepted:
+    return Accepted(incarnation=WORKER, id="a", prompt_tokens=5)
+
+
+def reused(tokens: int = 4) -> Reused:
+    return Reused(incarnation=WORKER, id="a", reuse=Reuse(tokens=tokens, tier="ram"))
+
+
+def delta(sequence: int, text: str = "x", tokens: int = 1) -> Delta:
+    return Delta(id="a", sequence=sequence, tokens=[7] * tokens, text=text)
+
+
+def finished() -> Finished:
+    return Finished(
+        incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=5, completion_tokens=1)
+    )
+
+
+def failed(code: str = "engine_error") -> Failed:
+    return Failed(incarnation=WORKER, id="a", code=code, message="")
+
+
+# --- one flight --------------------------------------------------------------------------------------
+
+
+def test_what_arrived_is_taken_once_and_in_order() -> None:
+    flight = open_flight()
+    flight.accept(accepted())
+    assert flight.gain(delta(0), now=11.0) is Gain.TAKEN
+    assert flight.take() == [accepted(), delta(0)]
+    assert flight.take() == []
+    assert flight.gain(delta(1), now=12.0) is Gain.TAKEN
+    assert flight.end(finished())
+    assert flight.take() == [delta(1), finished()]
+
+
+def test_a_flight_starts_with_its_first_delta() -> None:
+    flight = open_flight()
+    flight.accept(accepted())
+    assert flight.started_at is None
+    flight.gain(delta(0), now=11.0)
+    flight.gain(delta(1), now=12.0)
+    assert flight.started_at == 11.0
+
+
+def test_tokens_are_kept_whether_or_not_they_brought_text() -> None:
+    flight = open_flight()
+    flight.gain(delta(0, text=""), now=11.0)
+    flight.gain(delta(1, tokens=3), now=11.0)
+    assert flight.tokens == [7] * 4
+
+
+@pytest.mark.parametrize(
+    ("sequence", "gain"), [(0, Gain.DOUBLE), (2, Gain.GAP), (3, Gain.GAP), (1000, Gain.GAP)]
+)
+def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out(sequence: int, gain: Gain) -> None:
+    flight = open_flight()
+    assert flight.gain(delta(0, "first"), now=11.0) is Gain.TAKEN
+    assert flight.gain(delta(sequence, "wrong"), now=11.0) is gain
+    assert flight.take() == [delta(0, "first")]
+    assert len(flight.tokens) == 1
+    assert flight.gain(delta(1, "second"), now=11.0) is Gain.TAKEN
+
+
+def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
+    flight = open_flight()
+    assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [Gain.TAKEN] * 4 + [Gain.OVER] * 2
+    *deltas, end = flight.take()
+    assert deltas == [delta(n) for n in range(4)]
+    assert isinstance(end, Failed)
+    assert end.code == Code.CLIENT_TOO_SLOW
+
+
+def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
+    flight = open_flight()
+    for number in range(40):
+        assert flight.gain(delta(number), now=11.0) is Gain.TAKEN
+        if number % 4 == 3:
+            assert len(flight.take()) == 4
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        Delta(id="a", sequence=0, tokens=[1], text="x" * 32_000),
+        Delta(
+            id="a",
+            sequence=0,
+            tokens=[1],
+            likelihoods=[Likelihood(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
+        ),
+    ],
+    ids=["text", "likelihoods"],
+)
+def test_what_takes_more_room_counts_for_more_until_it_is_taken(large: Delta) -> None:
+    flight = open_flight()
+    taken = 0
+    while flight.gain(replace(large, sequence=taken), now=11.0) is Gain.TAKEN:
+        taken += 1
+    assert 10 < taken < 20
+    again = open_flight()
+    for number in range(50):
+        assert again.gain(replace(large, sequence=number), now=11.0) is Gain.TAKEN
+        again.take()
+
+
+def test_a_worker_that_repeats_itself_adds_nothing() -> None:
+    flight = open_flight()
+    for _ in range(100):
+        flight.accept(accepted())
+    assert flight.take() == [accepted()]
+
+
+def test_what_was_reused_is_said_once_between_acceptance_and_the_first_delta() -> None:
+    flight = open_flight()
+    assert not flight.reused(reused())
+    flight.accept(accepted())
+    assert flight.prompt_tokens == 5
+    assert flight.reused(reused(4))
+    assert not flight.reused(reused(2))
+    assert flight.reuse == Reuse(tokens=4, tier="ram")
+    assert flight.take() == [accepted(), reused(4)]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_what_was_reused_is_not_heard_when_it_comes_late(end: bool) -> None:
+    flight = open_flight()
+    flight.accept(accepted())
+    if end:
+        flight.end(finished())
+    else:
+        flight.gain(delta(0), now=11.0)
+    flight.take()
+    assert not flight.reused(reused())
+    assert (flight.reuse, flight.take()) == (None, [])
+
+
+def test_everyone_who_waits_hears_of_each_item() -> None:
+    flight, heard = open_flight(), []
+    flight.on_item = lambda: heard.append(len(flight.pending))
+    flight.accept(accepted())
+    flight.gain(delta(0), now=11.0)
+    flight.end(finished())
+    flight.end(finished())
+    assert heard == [1, 2, 3]
+
+
+def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
+    flight = open_flight()
+    assert flight.fail(Code.WORKER_CRASHED)
+    assert flight.terminal == Failed(incarnation="gateway", id="a", code="worker_crashed", message="")
+    assert not flight.fail(Code.SHUTTING_DOWN)
+    assert not flight.end(finished())
+    assert flight.take() == [flight.terminal]
+
+
+# --- any history -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Take:
+    """The client reads."""
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The gateway ends the flight."""
+
+    code: Code
+
+
+histories = st.lists(
+    st.one_of(
+        st.just(accepted()),
+        st.builds(reused, st.integers(0, 5)),
+        st.builds(delta, st.integers(0, 6), st.text(max_size=3)),
+        # Mostly what is due, or hardly any history would come far.
+        st.just("next"),
+        st.just("next"),
+        st.just("next"),
+        st.just(finished()),
+        st.just(failed()),
+        st.builds(Abort, st.sampled_from(Code)),
+        st.just(Take()),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@given(histories, st.integers(1, 8))
+@settings(max_examples=600, deadline=None)
+def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_due(
+    history: list[object], bound: int
+) -> None:
+    flight, taken = open_flight(), list[Item]()
+    expected, ends = list[Delta](), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inflight, "PENDING_DELTAS_MAX", bound)
+        for event in history:
+            ended = flight.terminal is not None
+            match event:
+                case Take():
+                    taken += flight.take()
+                case Accepted():
+                    flight.accept(event)
+                case Reused():
+                    flight.reused(event)
+                case Finished() | Failed():
+                    assert flight.end(event) != ended
+                case Abort(code):
+                    assert flight.fail(code) != ended
+                case "next" | Delta():
+                    given = event if isinstance(event, Delta) else delta(len(expected), str(len(expected)))
+                    due = given.sequence == len(expected)
+                    gain = flight.gain(given, now=11.0)
+                    assert (gain is Gain.OVER) == (flight.terminal is not None)
+                    if gain is Gain.TAKEN:
+                        assert due
+                        assert not ended
+                        expected.append(given)
+            ends += flight.terminal is not None and not ended
+            # The bound, one Accepted (with what was reused) and the end.
+            assert len(flight.pending) <= bound + 2
+    taken += flight.take()
+    assert [item for item in taken if isinstance(item, Delta)] == expected
+    assert [d.sequence for d in expected] == list(range(len(expected)))
+    assert len(flight.tokens) == len(expected)
+    assert ends == sum(isinstance(item, Finished | Failed) for item in taken) == (flight.terminal is not None)
+    if flight.terminal is not None:
+        assert taken[-1] is flight.terminal
+
+
+@given(histories)
+def test_whatever_is_said_what_was_reused_counts_once_and_in_its_time(history: list[object]) -> None:
+    flight = open_flight()
+    for event in history:
+        match event:
+            case Accepted():
+                flight.accept(event)
+            case Reused():
+                fits = flight.accepted and flight.reuse is None and not flight.tokens and not flight.terminal
+                assert flight.reused(event) == fits
+            case "next":
+                flight.gain(delta(len(flight.tokens)), now=11.0)
+            case Finished():
+                flight.end(event)
+    kinds = [type(item) for item in flight.take()]
+    assert kinds.count(Reused) == (flight.reuse is not None)
+    if Reused in kinds:
+        assert kinds[: kinds.index(Reused)] == [Accepted]
+
+
+# --- legs --------------------------------------------------------------------------------------------
+
+
+def aboard_again(flights: Flights, flight: Flight, worker: str = "another") -> Generate:
+    """Its worker is lost; the message that begins its next leg."""
+    flights.leave(flight, now=20.0)
+    return flights.board(flight, worker, now=21.0)
+
+
+def test_a_leg_goes_on_behind_the_tokens_of_those_before_it() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    assert flights.board(flight, WORKER, now=0.0) == request()
+    flight.accept(accepted())
+    flight.gain(delta(0, "x", tokens=2), now=1.0)
+    flight.gain(delta(1, "y"), now=1.0)
+    again = aboard_again(flights, flight)
+    assert again == replace(request(), id="a~2", resume=[7, 7, 7])
+    assert flight.gain(delta(0, "z"), now=2.0) is Gain.TAKEN
+    assert again.resume == [7, 7, 7]
+    assert aboard_again(flights, flight) == replace(request(), id="a~3", resume=[7] * 4)
+    assert [item.text for item in flight.take() if isinstance(item, Delta)] == ["x", "y", "z"]
+
+
+def test_a_flight_between_two_legs_waits_and_nobody_may_speak_of_it() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    assert flights.waiting() == flights.waiting("m") == [flight]
+    assert flights.waiting("another") == []
+    flights.board(flight, WORKER, now=0.0)
+    assert flights.waiting() == []
+    flights.leave(flight, now=5.0)
+    assert flights.find("a", WORKER) is None
+    assert flight.gain(delta(0), now=6.0) is Gain.OVER
+    assert (flights.waiting(), flight.waiting_since) == ([flight], 5.0)
+    flights.close(flight)
+    assert flights.waiting() == []
+
+
+def test_a_flight_that_has_ended_waits_for_nobody() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    flight.end(finished())
+    flights.leave(flight, now=1.0)
+    assert flights.waiting() == []
+
+
+@pytest.mark.parametrize(("asked", "left"), [(None, None), (30.0, 9.0), (5.0, 0.0)])
+def test_a_deadline_does_not_begin_anew_with_every_leg(asked: float | None, left: float | None) -> None:
+    flights = Flights()
+    flight = flights.open(replace(request(), deadline_s=asked), "m", now=0.0)
+    assert flights.board(flight, WORKER, now=0.0).deadline_s == asked
+    assert aboard_again(flights, flight).deadline_s == left
+
+
+def test_acceptance_and_reuse_are_told_once_whatever_later_legs_say() -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    flight.accept(accepted())
+    assert flight.reused(reused(0))
+    aboard_again(flights, flight)
+    flight.accept(accepted())
+    assert flight.reused(reused(5))
+    assert not flight.reused(reused(5))
+    assert flight.take() == [accepted(), reused(0)]
+
+
+@pytest.mark.parametrize(
+    ("told", "reported", "cached"), [(None, 639, 5), (None, 2, 2), (0, 639, 0), (4, 639, 4)]
+)
+def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
+    told: int | None, reported: int, cached: int
+) -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    flight.accept(accepted())
+    if told is not None:
+        flight.reused(reused(told))
+    flight.gain(delta(0), now=1.0)
+    aboard_again(flights, flight)
+    usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=reported)
+    flight.end(replace(finished(), usage=usage))
+    assert isinstance(flight.terminal, Finished)
+    assert flight.terminal.usage == replace(usage, cached_tokens=cached)
+
+
+def test_an_end_that_counts_more_tokens_than_came_shows_what_was_lost() -> None:
+    flight = open_flight()
+    assert flight.lacks(finished())
+    flight.gain(delta(0), now=1.0)
+    assert not flight.lacks(finished())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_leg_is_proven_by_its_own_deltas(again: bool) -> None:
+    flights = Flights()
+    flight = flights.open(request(), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    if again:
+        flight.gain(delta(0), now=1.0)
+        aboard_again(flights, flight)
+    seen = []
+    for number in range(PROVEN_DELTAS):
+        seen.append(flight.proven)
+        flight.gain(delta(number), now=1.0)
+    assert seen == [False] * PROVEN_DELTAS
+    assert flight.proven
+
+
+# --- all of them -------------------------------------------------------------------------------------
+
+
+def test_a_flight_is_found_by_its_leg_and_its_worker_only() -> None:
+    flights = Flights()
+    flight = flights.open(request("a"), "m", now=0.0)
+    flights.board(flight, WORKER, now=0.0)
+    assert flights.find("a", WORKER) is flight
+    assert flights.find("a", "another") is None
+    assert flights.find("b", WORKER) is None
+    aboard_again(flights, flight, WORKER)
+    assert flights.find("a", WORKER) is None
+    assert flights.find("a~2", WORKER) is flight
+    assert list(flights.legs(WORKER)) == ["a~2"]
+    flights.close(flight)
+    assert flights.find("a~2", WORKER) is None
+    assert list(flights.legs(WORKER)) == []
+
+
+def test_two_flights_of_one_id_cannot_be_open() -> None:
+    flights = Flights()
+    flight = flights.open(request("a"), "m", now=0.0)
+    with pytest.raises(ValueError, match="open already"):
+        flights.open(request("a"), "m", now=1.0)
+    assert list(flights) == [flight]
+    flights.close(flight)
+    assert flights.open(request("a"), "m", now=2.0) is not flight
+
+
+def test_closing_is_idempotent_and_frees_the_slot() -> None:
+    flights = Flights()
+    flight, other = (flights.open(request(id), "m", now=0.0) for id in "ab")
+    for _ in range(2):
+        flights.close(flight)
+        assert len(flights) == 1
+        assert list(flights) == [other]
+
+
+def test_aboard_are_those_of_a_worker_that_have_not_ended_oldest_first() -> None:
+    flights = Flights()
+    opened = {id: flights.open(request(id), "m", now=0.0) for id in "abcd"}
+    for id, worker in zip("abcd", "1121", strict=True):
+        flights.board(opened[id], worker, now=0.0)
+    assert flights.aboard("1") == [opened["a"], opened["b"], opened["d"]]
+    opened["b"].fail(Code.ENGINE_ERROR)
+    assert flights.aboard("1") == [opened["a"], opened["d"]]
+    assert flights.aboard("2") == [opened["c"]]
+    assert flights.aboard("3") == []
+
+
+def test_closing_while_walking_over_all_is_safe() -> None:
+    flights = Flights()
+    for id in "abcdef":
+        flights.open(request(id), "m", now=0.0)
+    for flight in flights:
+        flights.close(flight)
+    assert len(flights) == 0

@@ -1,0 +1,350 @@
+"""Which models are in memory: a world of numbers stands in for supervisor, workers and clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.dispatch.residency import PAUSE_S, TURN_S, Decision, Residency, Use
+from protocol.orders import ModelState, Roster, Stage
+
+
+class World:
+    """Models by name and weight, their processes, and how many requests each has aboard and waiting."""
+
+    def __init__(
+        self,
+        weights: dict[str, int],
+        *,
+        budget: int | None = 10,
+        unload_after_s: float | None = None,
+        resident: tuple[str, ...] = (),
+        known: bool = True,
+    ) -> None:
+        self.now = 1000.0
+        self.weights, self.budget, self.resident, self.known = weights, budget, resident, known
+        self.stage: dict[str, Stage] = dict.fromkeys(weights, "parked")
+        self.ready: set[str] = set()
+        self.aboard: Counter[str] = Counter()
+        self.waiting: dict[str, list[float]] = {name: [] for name in weights}
+        self.loads: Counter[str] = Counter()
+        self.residency = Residency(unload_after_s=unload_after_s)
+        self.decision = Decision(frozenset(), frozenset())
+        self.report()
+
+    def report(self) -> None:
+        """What the supervisor says."""
+        states = [
+            ModelState(
+                name=name,
+                stage=self.stage[name],
+                resident=name in self.resident,
+                weight_bytes=weight if self.known else None,
+                memory_bytes=weight if name in self.ready else 0,
+            )
+            for name, weight in self.weights.items()
+        ]
+        self.residency.told(Roster(models=states, on_demand=True, memory_budget=self.budget), self.now)
+        self.decide()
+
+    def use(self, name: str) -> Use:
+        waiting = self.waiting[name]
+        return Use(name in self.ready, self.aboard[name], waiting[0] if waiting else None)
+
+    def decide(self) -> None:
+        """What the gateway does after whatever has happened."""
+        before = self.decision.wanted
+        self.decision = self.residency.decide({name: self.use(name) for name in self.weights}, self.now)
+        for name in before - self.decision.wanted:
+            assert not self.aboard[name], "ended with requests aboard"
+            assert name not in self.resident, "a resident one is ended"
+        for name in self.weights:
+            if name in self.ready and name in self.decision.wanted - self.decision.held:
+                self.aboard[name] += len(self.waiting[name])
+                self.waiting[name].clear()
+
+    # --- what happens ---
+
+    def ask(self, name: str) -> None:
+        self.waiting[name].append(self.now)
+        self.decide()
+
+    def finish(self, name: str) -> None:
+        self.aboard[name] -= 1
+        self.decide()
+
+    def obey(self) -> None:
+        """The supervisor starts and ends what it is told to."""
+        for name in self.weights:
+            if name in self.decision.wanted and self.stage[name] == "parked":
+                self.stage[name] = "running"
+                self.loads[name] += 1
+            elif name not in self.decision.wanted and self.stage[name] == "running":
+                self.stage[name] = "ending"
+                self.ready.discard(name)
+        self.report()
+
+    def progress(self) -> None:
+        """What loads is loaded, and what ends has ended."""
+        for name, stage in self.stage.items():
+            if stage == "running":
+                self.ready.add(name)
+            elif stage == "ending":
+                self.stage[name] = "parked"
+        self.report()
+
+    def settle(self) -> None:
+        for _ in range(6):
+            self.obey()
+            self.progress()
+
+    def serve(self, name: str) -> None:
+        """Ask, and be done."""
+        self.ask(name)
+        self.settle()
+        assert self.aboard[name]
+        self.finish(name)
+        self.now += PAUSE_S
+
+    @property
+    def taken(self) -> int:
+        return sum(
+            weight
+            for name, weight in self.weights.items()
+            if name in self.decision.wanted or self.stage[name] in ("running", "ending")
+        )
+
+
+def test_what_is_asked_for_is_loaded_and_stays() -> None:
+    world = World({"a": 4, "b": 4})
+    assert world.decision.wanted == frozenset()
+    world.serve("a")
+    world.serve("b")
+    world.now += 10_000
+    world.settle()
+    assert world.ready == {"a", "b"}
+
+
+def test_what_runs_when_the_gateway_comes_is_wanted() -> None:
+    world = World({"a": 4, "b": 4})
+    world.serve("b")
+    successor = Residency(unload_after_s=None)
+    states = [ModelState(name=name, stage=world.stage[name]) for name in world.weights]
+    successor.told(Roster(models=states, on_demand=True), world.now)
+    assert successor.decide({}, world.now).wanted == {"b"}
+
+
+def test_room_is_made_by_the_one_unused_for_longest() -> None:
+    world = World({"a": 4, "b": 4, "c": 4})
+    for name in ("a", "b", "a"):
+        world.serve(name)
+        world.now += 1
+    world.serve("c")
+    assert world.ready == {"a", "c"}
+
+
+def test_the_next_one_starts_when_the_last_one_has_ended_and_not_before() -> None:
+    world = World({"a": 6, "b": 6})
+    world.serve("a")
+    world.ask("b")
+    assert world.decision.wanted == frozenset()
+    world.obey()
+    assert world.stage == {"a": "ending", "b": "parked"}
+    world.progress()
+    world.obey()
+    assert world.stage == {"a": "parked", "b": "running"}
+
+
+def test_a_resident_one_is_there_unasked_and_never_makes_room() -> None:
+    world = World({"a": 4, "b": 5, "c": 5}, resident=("a",), unload_after_s=1.0)
+    world.settle()
+    for name in ("b", "c", "b"):
+        world.serve(name)
+        world.now += 100
+    world.settle()
+    assert world.ready == {"a"}
+
+
+def test_unused_for_long_it_is_unloaded() -> None:
+    world = World({"a": 4}, unload_after_s=60.0, budget=None)
+    world.serve("a")
+    world.now += 59.9 - PAUSE_S
+    world.settle()
+    assert world.ready == {"a"}
+    world.now += 0.1
+    world.settle()
+    assert world.ready == set()
+
+
+def test_a_load_that_takes_longer_than_that_is_not_broken_off() -> None:
+    world = World({"a": 4}, unload_after_s=1.0, budget=None)
+    world.ask("a")
+    world.obey()
+    world.waiting["a"].clear()  # the client has left
+    world.now += 100
+    world.obey()
+    assert world.stage["a"] == "running"
+
+
+def test_one_that_takes_more_than_there_could_be_is_refused() -> None:
+    world = World({"a": 4, "b": 7, "c": 6}, resident=("a",))
+    assert "budget" in (world.residency.refusal("b") or "")
+    assert world.residency.refusal("c") is None
+    assert world.residency.refusal("a") is None
+
+
+def test_one_that_failed_is_refused_and_not_wanted_until_it_may_be_tried_again() -> None:
+    world = World({"a": 4})
+    world.ask("a")
+    world.stage["a"] = "failed"
+    world.report()
+    assert world.decision.wanted == frozenset()
+    assert "cannot be loaded" in (world.residency.refusal("a") or "")
+    world.stage["a"] = "parked"
+    world.report()
+    assert world.residency.refusal("a") is None
+    assert world.decision.wanted == {"a"}
+
+
+def test_one_of_unknown_size_is_loaded_alone_the_first_time() -> None:
+    world = World({"a": 3, "b": 3}, known=False)
+    world.serve("a")
+    world.ask("b")
+    world.settle()
+    assert world.ready == {"b"}
+    world.finish("b")
+    world.now += PAUSE_S
+    # Now that both have been seen, they find room together.
+    world.serve("a")
+    assert world.ready == {"a", "b"}
+
+
+def test_one_of_unknown_size_finds_what_a_resident_one_leaves_though_that_has_grown() -> None:
+    world = World({"a": 4, "b": 3}, resident=("a",))
+    world.settle()
+    world.known = False
+    world.report()
+    uses = {"a": Use(loaded=True, cache_bytes=2), "b": Use(waiting_since=world.now)}
+    assert world.residency.decide(uses, world.now).wanted == {"a", "b"}
+
+
+def test_caches_that_have_grown_cost_somebody_his_place() -> None:
+    world = World({"a": 4, "b": 4})
+    world.serve("a")
+    world.serve("b")
+    grown = {"a": Use(loaded=True), "b": Use(loaded=True, aboard=1, cache_bytes=3)}
+    assert world.residency.decide(grown, world.now).wanted == {"b"}
+
+
+def test_somebody_small_goes_first_while_there_is_no_room_for_somebody_large_and_then_no_more() -> None:
+    world = World({"large": 8, "used": 5, "small": 2, "tiny": 1})
+    world.ask("used")
+    world.settle()
+    world.ask("large")
+    world.ask("small")
+    assert "small" in world.decision.wanted
+    world.now += TURN_S
+    world.ask("tiny")
+    assert "tiny" not in world.decision.wanted
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
+@pytest.mark.parametrize("overlap", [False, True], ids=["one after another", "overlapping"])
+def test_those_in_constant_use_take_turns_and_do_not_thrash(names: tuple[str, ...], overlap: bool) -> None:
+    world = World(dict.fromkeys(names, 6))
+    for name in names:
+        world.ask(name)
+    served: Counter[str] = Counter()
+    for _ in range(1200):
+        world.now += 0.5
+        world.obey()
+        world.progress()
+        for name in names:
+            # Each has a client who asks again as soon as he has his answer, or just before.
+            if world.aboard[name]:
+                served[name] += 1
+                for step in (world.ask, world.finish) if overlap else (world.finish, world.ask):
+                    step(name)
+    assert set(served) == set(names)
+    assert min(served.values()) > max(served.values()) / 2
+    assert sum(world.loads.values()) <= 600 / TURN_S + len(names)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Whatever is asked, and however slow supervisor and workers are."""
+
+    @initialize(
+        weights=st.lists(st.integers(1, 6), min_size=2, max_size=5),
+        residents=st.sampled_from([0, 0, 1]),
+        unload_after_s=st.sampled_from([None, 30.0]),
+    )
+    def begin(self, weights: list[int], residents: int, unload_after_s: float | None) -> None:
+        names = [f"m{number}" for number in range(len(weights))]
+        self.world = World(
+            dict(zip(names, weights, strict=True)),
+            unload_after_s=unload_after_s,
+            resident=tuple(names[:residents]),
+            budget=10 + residents * 6,
+        )
+        self.names = st.sampled_from(names)
+
+    @rule(data=st.data())
+    def one_asks(self, data: st.DataObject) -> None:
+        self.world.ask(data.draw(self.names))
+
+    @precondition(lambda self: +self.world.aboard)
+    @rule(data=st.data())
+    def one_is_done(self, data: st.DataObject) -> None:
+        self.world.finish(data.draw(st.sampled_from(sorted(+self.world.aboard))))
+
+    @rule()
+    def the_supervisor_acts(self) -> None:
+        self.world.obey()
+
+    @rule()
+    def processes_get_on(self) -> None:
+        self.world.progress()
+
+    @rule(seconds=st.floats(0.1, 60))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.decide()
+
+    @precondition(lambda self: self.world.ready)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        world = self.world
+        name = data.draw(st.sampled_from(sorted(world.ready)))
+        world.ready.discard(name)
+        world.waiting[name] += [world.now] * world.aboard.pop(name, 0)
+        world.report()
+
+    @invariant()
+    def all_of_it_fits(self) -> None:
+        assert self.world.taken <= (self.world.budget or 0)
+
+    @invariant()
+    def who_is_held_has_somebody_to_make_room_for(self) -> None:
+        decision = self.world.decision
+        assert decision.held <= decision.wanted
+        assert not decision.held & set(self.world.resident)
+
+    def teardown(self) -> None:
+        """Everybody who waits is served in the end, if requests end."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for _ in range(10 * len(world.weights)):
+            world.now += TURN_S / 2
+            world.settle()
+            self.all_of_it_fits()
+            for name in list(+world.aboard):
+                while world.aboard[name]:
+                    world.finish(name)
+        assert not any(world.waiting.values())
+
+
+TestAnyHistory = AnyHistory.TestCase

@@ -1,0 +1,367 @@
+"""API keys: what a file may hold, which keys are in force, and what a request has to offer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import string
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+
+from broker.http import auth
+from broker.http.auth import Guard, Key, Keyring, KeysError, offered, parse
+from broker.http.respond import error_response
+from protocol.errors import Code, RequestError
+from tests.broker.asgi import Exchange, run
+
+GOOD = "rh-0123456789abcdef"
+OTHER = "rh-fedcba9876543210"
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    write(path, f"{GOOD} ann\n")
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """A new file in the place of the old one, in one piece."""
+    aside = path.with_name("aside")
+    aside.write_text(text, encoding="utf-8")
+    aside.chmod(0o600)
+    aside.replace(path)
+
+
+# --- the file ----------------------------------------------------------------------------------------
+
+KEY_LETTERS = "".join(sorted({*string.printable} - {*string.whitespace} - {","}))
+keys = st.text(KEY_LETTERS, min_size=1, max_size=40).filter(lambda key: not key.startswith("#"))
+names = st.text(max_size=20).map(lambda text: " ".join(text.split())).filter(lambda name: "\n" not in name)
+blanks = st.sampled_from(["", "   ", "\t", "# a comment", "#", "  # key: not one"])
+spaces = st.text(" \t", min_size=1, max_size=3)
+
+
+def test_each_line_is_a_key_and_perhaps_a_name() -> None:
+    found = parse(f"# who may ask\n\n{GOOD} ann of accounts\r\n  {OTHER}\t\n".encode(), "keys")
+    assert [key.name for key in found] == ["ann of accounts", "line 4"]
+    assert [key.digest for key in found] == [hashlib.sha256(key.encode()).digest() for key in (GOOD, OTHER)]
+
+
+@given(st.lists(st.tuples(keys, names), min_size=1, max_size=8, unique_by=lambda pair: pair[0]), st.data())
+def test_whatever_is_written_between_them_the_keys_are_found(
+    entries: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    lines = []
+    for key, name in entries:
+        lines += data.draw(st.lists(blanks, max_size=2))
+        lines.append(data.draw(spaces) + key + data.draw(spaces) + name)
+    content = data.draw(st.sampled_from(["", "\ufeff"])) + data.draw(st.sampled_from(["\n", "\r\n"])).join(
+        lines
+    )
+    found = parse(content.encode(), "keys")
+    assert [key.digest for key in found] == [hashlib.sha256(key.encode()).digest() for key, _ in entries]
+    assert [key.name for key, (_, name) in zip(found, entries, strict=True) if name] == [
+        name for _, name in entries if name
+    ]
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
+def test_any_content_is_keys_or_an_error_that_does_not_show_them(content: bytes) -> None:
+    complaint = ""
+    try:
+        found = parse(content, "the file")
+    except KeysError as error:
+        complaint = str(error)
+    if complaint:
+        assert complaint.startswith("the file")
+        assert all(letter in string.printable for letter in complaint)
+    else:
+        assert found
+        assert len({key.digest for key in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "holds no key"),
+        (b"# nobody\n\n", "holds no key"),
+        (b"\xff\xfe\n", "not UTF-8"),
+        ("clé\n".encode(), "line 1: a key is one word of printable ASCII"),
+        (b"ok\na\x00b name\n", "line 2: a key is one word of printable ASCII"),
+        (b"a,b\n", "line 1: a key is one word of printable ASCII, without commas"),
+        (b"same ann\nother\nsame bo\n", "line 3: a key that has been there before"),
+    ],
+)
+def test_what_is_no_list_of_keys_is_said_without_the_keys(content: bytes, complaint: str) -> None:
+    with pytest.raises(KeysError) as caught:
+        parse(content, "the file")
+    assert complaint in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("clé", "same", "a,b"))
+
+
+def test_a_key_does_not_show_itself() -> None:
+    shown = repr(Key.of(GOOD, "ann", "here"))
+    assert GOOD not in shown
+    assert hashlib.sha256(GOOD.encode()).hexdigest() not in shown
+    assert "ann" in shown
+
+
+# --- which are in force ------------------------------------------------------------------------------
+
+
+def test_without_keys_nobody_needs_one() -> None:
+    assert not Keyring().required
+
+
+def test_keys_of_the_settings_and_of_the_file_are_in_force_together(file: Path) -> None:
+    ring = Keyring([OTHER], file)
+    assert ring.required
+    assert [key.name for key in map(ring.find, [GOOD.encode(), OTHER.encode()]) if key] == ["ann", "key 1"]
+    assert ring.find(b"another") is None
+
+
+@pytest.mark.parametrize("given", ["", "a b", "ключ", "a\n", "a,b"])
+def test_a_key_of_the_settings_that_is_none_is_refused_by_its_number(given: str) -> None:
+    with pytest.raises(KeysError, match="API key 2"):
+        Keyring([GOOD, given])
+
+
+@pytest.mark.parametrize("permissions", [0o640, 0o604, 0o644, 0o660, 0o620])
+def test_a_file_that_others_can_open_is_refused(permissions: int, file: Path) -> None:
+    file.chmod(permissions)
+    with pytest.raises(PermissionError, match="0600"):
+        Keyring((), file)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Keyring((), tmp_path / "missing")
+
+
+def test_a_new_file_counts_from_the_next_request_on(file: Path) -> None:
+    ring = Keyring((), file)
+    for old, new in ((GOOD, OTHER), (OTHER, GOOD)) * 5:
+        assert ring.find(old.encode())
+        write(file, f"{new} bo\n")
+        assert ring.find(old.encode()) is None
+        assert ring.find(new.encode()) == Key.of(new, "bo", "")
+
+
+def test_a_file_written_over_in_place_counts_too_however_quickly(file: Path) -> None:
+    ring = Keyring((), file)
+    for number in range(50):
+        key = f"key-{number:04}"  # of one length, and within one tick of the file system's clock
+        file.write_text(key)
+        assert ring.find(key.encode())
+        assert ring.find(GOOD.encode()) is None
+
+
+def test_a_file_is_read_again_until_it_has_settled(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Keyring((), file)
+    # As if it had been changed within one tick of the file system's clock: nothing shows in its status.
+    monkeypatch.setattr(auth, "read_private", lambda path: OTHER.encode())
+    assert ring.find(OTHER.encode())
+    monkeypatch.undo()
+    later = time.time() + 10
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert ring.find(GOOD.encode())
+    monkeypatch.setattr(auth, "read_private", lambda path: pytest.fail("read again"))
+    assert ring.find(GOOD.encode())
+
+
+SPOILERS: dict[str, Callable[[Path], None]] = {
+    "gone": lambda path: path.unlink(),
+    "open to others": lambda path: path.chmod(0o644),
+    "empty": lambda path: write(path, ""),
+    "malformed": lambda path: write(path, "ключ\n"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
+def test_a_file_that_cannot_be_taken_any_more_locks_nobody_out(
+    spoil: Callable[[Path], None], file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = Keyring((), file)
+    spoil(file)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            assert ring.find(GOOD.encode())
+            assert ring.find(OTHER.encode()) is None
+    assert len(caplog.records) == 1
+    assert GOOD not in caplog.text
+    write(file, OTHER)
+    assert ring.find(OTHER.encode())
+    assert ring.find(GOOD.encode()) is None
+
+
+def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [f"key-{number}" for number in range(5)]
+    ring = Keyring(given)
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def noted(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", noted)
+    for offer in ("key-0", "key-4", "key-", "none", ""):
+        compared.clear()
+        found = ring.find(offer.encode())
+        assert (found is not None) == (offer in given)
+        digest = hashlib.sha256(offer.encode()).digest()
+        assert [other for _, other in compared] == [digest] * 5
+        assert len({one for one, _ in compared}) == 5
+
+
+# --- what a request offers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ([], []),
+        ([(b"authorization", b"Bearer k")], [b"k"]),
+        ([(b"authorization", b"bEARER \t k \t")], [b"k"]),
+        ([(b"x-api-key", b" k ")], [b"k"]),
+        ([(b"authorization", b"Bearer a"), (b"x-api-key", b"b")], [b"a", b"b"]),
+        ([(b"authorization", b"Bearer")], []),
+        ([(b"authorization", b"Bearer ")], []),
+        ([(b"authorization", b"k")], []),
+        ([(b"authorization", b"Basic k")], []),
+        ([(b"authorization", b"Bearer\tk")], []),
+        ([(b"authorization", b"Bearer Bearer k")], [b"Bearer k"]),
+        ([(b"authorization", b"Bearer k, Bearer k")], [b"k, Bearer k"]),
+        ([(b"x-api-key", b"")], []),
+        ([(b"api-key", b"k"), (b"cookie", b"x-api-key=k"), (b"proxy-authorization", b"Bearer k")], []),
+    ],
+)
+def test_a_key_comes_in_one_of_two_headers(headers: Headers, found: list[bytes]) -> None:
+    assert offered(headers) == found
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"x-api-key"])
+def test_a_header_that_comes_twice_is_refused(name: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        offered([(name, b"Bearer k"), (b"accept", b"*/*"), (name, b"Bearer k")])
+    assert caught.value.code is Code.INVALID_API_KEY
+    assert name.decode() in caught.value.message
+
+
+async def _inside(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application behind the guard: answers 400, and says whose key it was."""
+    key = scope.get("state", {}).get("key")
+    named = key.name if key else "nobody"
+    await error_response(RequestError(Code.INVALID_REQUEST, named))(scope, receive, send)
+
+
+def ask(ring: Keyring, headers: Headers = (), path: str = "/v1/models", method: str = "GET") -> Exchange:
+    return Exchange(Guard(_inside, ring), method, path, headers=headers)
+
+
+def test_with_a_key_in_force_a_request_goes_in_under_its_name() -> None:
+    ring = Keyring([GOOD, OTHER])
+
+    async def talk() -> None:
+        for headers, name in (
+            ([(b"authorization", b"Bearer " + GOOD.encode())], "key 1"),
+            ([(b"x-api-key", OTHER.encode())], "key 2"),
+            ([(b"authorization", b"Bearer dummy"), (b"x-api-key", OTHER.encode())], "key 2"),
+            ([(b"authorization", b"Basic x"), (b"x-api-key", OTHER.encode())], "key 2"),
+            ([(b"authorization", b"Bearer " + OTHER.encode()), (b"x-api-key", GOOD.encode())], "key 2"),
+        ):
+            assert (await ask(ring, headers).end()).error["message"] == name
+        assert (await ask(Keyring()).end()).error["message"] == "nobody"
+
+    run(talk())
+
+
+WRONG = [
+    b"",
+    b" ",
+    b"dummy",
+    GOOD[:-1].encode(),
+    GOOD.encode() + b"x",
+    GOOD.encode() + b"\x00",
+    GOOD.upper().encode(),
+    b"Bearer " + GOOD.encode(),
+    GOOD.encode() + b" " + GOOD.encode(),
+    b'"' + GOOD.encode() + b'"',
+    GOOD.encode().replace(b"0", "０".encode()),
+    "ключ".encode(),
+    b"\xff" * 40,
+    b"k" * 60_000,
+    hashlib.sha256(GOOD.encode()).digest(),
+    hashlib.sha256(GOOD.encode()).hexdigest().encode(),
+]
+
+
+@pytest.mark.parametrize("offer", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_key_is_refused_in_openais_shape_and_named_nowhere(
+    offer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    ring = Keyring([GOOD])
+
+    async def talk() -> None:
+        for headers in ([(b"authorization", b"Bearer " + offer)], [(b"x-api-key", offer)]):
+            answer = await ask(ring, headers).end()
+            assert answer.status == 401
+            assert answer.error["code"] == "invalid_api_key"
+            assert answer.error["type"] == "invalid_request_error"
+            assert answer.headers["www-authenticate"] == 'Bearer realm="roundhouse"'
+
+    run(talk())
+    assert GOOD not in caplog.text
+    assert len(offer) < 4 or offer.decode("latin-1") not in caplog.text
+
+
+def test_health_and_readiness_are_for_everybody_and_nothing_else_is() -> None:
+    async def talk() -> None:
+        for path in ("/health", "/ready"):
+            assert (await ask(Keyring([GOOD]), path=path).end()).status == 400
+        for path in (
+            "/",
+            "/v1/status",
+            "/v1/cache",
+            "/v1/models",
+            "/health/",
+            "/Health",
+            "//health",
+            "/health/x",
+        ):
+            for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
+                assert (await ask(Keyring([GOOD]), path=path, method=method).end()).status == 401
+
+    run(talk())
+
+
+def test_a_name_of_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def talk() -> None:
+        await ask(Keyring([GOOD]), path="/v1\n12:00:00 gateway all is well").end()
+
+    run(talk())
+    assert len(caplog.messages) == 1
+    assert "\n" not in caplog.messages[0]
+
+
+def test_an_owner_other_than_us_or_root_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = os.geteuid() + 1
+    os.chown(file, strangers, -1) if os.geteuid() == 0 else monkeypatch.setattr(
+        os, "geteuid", lambda: strangers
+    )
+    with pytest.raises(PermissionError, match="yours"):
+        Keyring((), file)

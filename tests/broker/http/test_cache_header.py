@@ -1,0 +1,85 @@
+"""What a response's header says of the cache: one form, whatever a worker says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dispatch.flights import Flight, Flights
+from broker.http import cache_header as reuse
+from protocol.messages import Finished, Reuse
+from tests.broker.dispatching import accepted, events, failed, finished, request, reused
+
+FORM = re.compile(rb"hit=(\d+)/(\d+); tier=(ram|disk|none); miss=[A-Za-z0-9_.:-]{1,64}")
+
+
+def flight(*, known: Reuse | None = None, end: Finished | None = None) -> Flight:
+    """One with a prompt of three tokens."""
+    flights = Flights()
+    flight = flights.open(request("a"), "m", now=0.0)
+    flights.board(flight, "w", now=0.0)
+    flight.accept(accepted("w", "a"))
+    if known is not None:
+        assert flight.reused(reused("w", "a", known.tokens, known.tier, known.miss))
+    if end is not None:
+        flight.end(end)
+    return flight
+
+
+@pytest.mark.parametrize(
+    ("told", "value"),
+    [
+        (Reuse(miss="cold"), b"hit=0/3; tier=none; miss=cold"),
+        (Reuse(tokens=2, tier="ram", miss="no_snapshot"), b"hit=2/3; tier=ram; miss=no_snapshot"),
+        (Reuse(tokens=3, tier="disk"), b"hit=3/3; tier=disk; miss=none"),
+        (Reuse(tokens=1, tier="tape", miss="a b;\r\nc: é"), b"hit=1/3; tier=none; miss=a_b___c:__"),
+        (Reuse(miss="x" * 100), b"hit=0/3; tier=none; miss=" + b"x" * 64),
+    ],
+)
+def test_one_answer_says_what_its_worker_said(told: Reuse, value: bytes) -> None:
+    assert reuse.header([flight(known=told)], 1) == value
+
+
+def test_a_worker_that_says_nothing_is_known_by_its_counts_in_the_end() -> None:
+    silent = flight()
+    assert reuse.header([silent], 1) is None
+    silent.gain(events("w", "a", "x").deltas[0], now=1.0)
+    assert reuse.header([silent], 1) is None
+    silent.end(finished("w", "a", cached=2))
+    assert reuse.header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
+
+
+def test_a_request_that_failed_says_nothing() -> None:
+    fallen = flight()
+    fallen.end(failed("w", "a"))
+    assert reuse.header([fallen], 1) is None
+
+
+def test_several_answers_to_one_prompt_count_it_once() -> None:
+    first, copy = Reuse(tokens=1, tier="ram", miss="diverged"), Reuse(tokens=2, tier="ram")
+    flights = [flight(known=copy), flight(known=first), flight()]
+    assert reuse.header(flights, 1) == b"hit=1/3; tier=ram; miss=diverged"
+
+
+def test_several_prompts_are_summed_once_all_are_known() -> None:
+    flights = [flight(known=Reuse(tokens=3, tier="ram")), flight()]
+    assert reuse.header(flights, 2) is None
+    flights[1].reused(reused("w", "a", 1, "disk", "evicted"))
+    assert reuse.header(flights, 2) == b"hit=4/6; tier=disk; miss=evicted"
+
+
+reuses = st.builds(Reuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), miss=st.text(max_size=80))
+
+
+@given(st.lists(st.lists(reuses, min_size=2, max_size=2), min_size=1, max_size=3))
+def test_whatever_workers_say_it_is_one_line_of_the_documented_form(prompts: Sequence[list[Reuse]]) -> None:
+    value = reuse.header([flight(known=told) for group in prompts for told in group], len(prompts))
+    assert value is not None
+    form = FORM.fullmatch(value)
+    assert form is not None
+    assert int(form[1]) == sum(min(told.tokens for told in group) for group in prompts)
+    assert int(form[2]) == 3 * len(prompts)

@@ -1,0 +1,622 @@
+"""What one client may cost before its request is whole: real sockets, and an application that only echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from broker.http import connection
+from broker.http.connection import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, Limits, available_connections
+
+WAIT_S = 20.0
+SOON_S = 0.05
+NEVER_S = 3600.0
+PIECE_BYTES_MAX = 2**18
+"""What asyncio reads at once."""
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def run(talk: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(talk, WAIT_S))
+
+
+class Echo:
+    """Answers with the body it got, once `go` is set, and begins to before if told so."""
+
+    def __init__(self, *, begin: bool = False) -> None:
+        self.go = asyncio.Event()
+        self.go.set()
+        self.asked = 0
+        self.left = 0
+        self.stays = False
+        """Waits for its client to go, and answers nothing."""
+        self._begin = begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"x-path", scope["raw_path"])]}
+        if self._begin:
+            await send(start)
+            await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+        body, more = b"", True
+        while more:
+            message: Message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body += message["body"]
+            more = message["more_body"]
+        if self.stays:
+            assert (await receive())["type"] == "http.disconnect"
+            self.left += 1
+            return
+        await self.go.wait()
+        if not self._begin:
+            await send(start)
+        await send({"type": "http.response.body", "body": body or b"-", "more_body": False})
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), headers
+
+    async def body(self, count: int) -> bytes:
+        return await self._reader.readexactly(count)
+
+    async def chunked(self) -> bytes:
+        """The body of an answer without a length."""
+        found = b""
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            found += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
+        return found
+
+    async def rest(self) -> bytes:
+        """All that comes until the connection is closed."""
+        return await self._reader.read()
+
+    async def refusal(self) -> tuple[int, str]:
+        """Status and code of an error object that is the last thing on the connection."""
+        status, headers = await self.head()
+        body = await self.rest()
+        assert headers["content-type"] == "application/json"
+        assert headers["connection"] == "close"
+        assert headers["x-request-id"].startswith("req_")
+        assert int(headers["content-length"]) == len(body)
+        return status, json.loads(body)["error"]["code"]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Server:
+    def __init__(self, port: int, echo: Echo, state: ServerState) -> None:
+        self.port = port
+        self.echo = echo
+        self.state = state
+        self.clients: list[Client] = []
+
+    async def client(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=2**20))
+        self.clients.append(client)
+        return client
+
+    async def settled(self, connections: int) -> None:
+        while len(self.state.connections) != connections:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serving(
+    *,
+    connections_max: int = 100,
+    body_s_max: float = NEVER_S,
+    unread_s_max: float = NEVER_S,
+    begin: bool = False,
+    idle_s: int = 3600,
+) -> AsyncIterator[Server]:
+    echo = Echo(begin=begin)
+    made = connection.connection_type(Limits(connections_max, body_s_max, unread_s_max))
+    config = uvicorn.Config(
+        echo, http=made, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle_s
+    )
+    config.load()
+    state = ServerState()
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: made(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    server = Server(listener.sockets[0].getsockname()[1], echo, state)
+    try:
+        yield server
+    finally:
+        echo.go.set()
+        for client in server.clients:
+            client.close()
+        listener.close()
+        await server.settled(0)
+        await asyncio.gather(*state.tasks)
+
+
+# --- what arrives in time ----------------------------------------------------------------------------
+
+
+def test_requests_that_arrive_in_pieces_are_answered_one_after_the_other() -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            for number in range(3):
+                for piece in (
+                    b"POST /%d HT" % number,
+                    b"TP/1.1\r\nhost: x\r\ncontent-le",
+                    b"ngth: 4\r\n\r\nab",
+                    b"cd",
+                ):
+                    client.send(piece)
+                    await asyncio.sleep(0.01)
+                status, headers = await client.head()
+                assert (status, headers["x-path"]) == (200, f"/{number}")
+                assert await client.chunked() == b"abcd"
+
+    run(talk())
+
+
+def test_the_deadline_is_for_requests_and_not_for_answers() -> None:
+    async def talk() -> None:
+        async with serving(body_s_max=SOON_S) as server:
+            server.echo.go.clear()
+            client = await server.client()
+            client.send(GET)
+            await asyncio.sleep(4 * SOON_S)
+            client.send(b"\r\n")  # some send an empty line too many
+            await asyncio.sleep(4 * SOON_S)
+            server.echo.go.set()
+            assert (await client.head())[0] == 200
+            assert await client.chunked() == b"-"
+
+    run(talk())
+
+
+def test_a_request_that_waits_for_an_answer_before_it_is_not_late() -> None:
+    async def talk() -> None:
+        async with serving(body_s_max=SOON_S) as server:
+            server.echo.go.clear()
+            client = await server.client()
+            client.send(GET + b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+            await asyncio.sleep(4 * SOON_S)
+            client.send(b"cd")
+            server.echo.go.set()
+            for body in (b"-", b"abcd"):
+                assert (await client.head())[0] == 200
+                assert await client.chunked() == body
+
+    run(talk())
+
+
+# --- what does not -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"G",
+        b"GET / HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-endless: aaaa",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+    ],
+)
+def test_a_request_that_does_not_arrive_in_time_is_given_up(begun: bytes) -> None:
+    async def talk() -> None:
+        async with serving(body_s_max=SOON_S) as server:
+            client = await server.client()
+            client.send(begun)
+            assert await client.refusal() == (408, "request_timeout")
+            client.close()
+            await server.settled(0)
+            assert server.echo.left == server.echo.asked == (b"\r\n\r\n" in begun)
+
+    run(talk())
+
+
+def test_a_head_has_less_time_than_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S_MAX", SOON_S)
+
+    async def talk() -> None:
+        async with serving() as server:
+            slow, large = await server.client(), await server.client()
+            slow.send(b"GET / HTTP/1.1\r\n")
+            large.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+            assert await slow.refusal() == (408, "request_timeout")
+            await asyncio.sleep(2 * SOON_S)
+            large.send(b"cd")
+            assert (await large.head())[0] == 200
+            assert await large.chunked() == b"abcd"
+
+    run(talk())
+
+
+def test_who_sends_a_byte_now_and_then_does_not_buy_time() -> None:
+    async def talk() -> None:
+        async with serving(body_s_max=4 * SOON_S) as server:
+            client = await server.client()
+
+            async def dribble() -> None:
+                for letter in b"GET / HTTP/1.1\r\nx-slow: " + b"a" * 1000:
+                    client.send(bytes([letter]))
+                    await asyncio.sleep(SOON_S / 4)
+
+            dribbling = asyncio.ensure_future(dribble())
+            assert (await client.head())[0] == 408
+            dribbling.cancel()
+
+    run(talk())
+
+
+@pytest.mark.parametrize("said", [b"", b"\r\n", b"\r\n\r\n\r\n"])
+def test_who_says_nothing_is_not_waited_for(said: bytes) -> None:
+    async def talk() -> None:
+        async with serving(body_s_max=SOON_S) as server:
+            client = await server.client()
+            client.send(said)
+            # What is said to a connection that is closed already is answered with a reset.
+            with contextlib.suppress(ConnectionResetError):
+                assert await client.rest() == b""
+
+    run(talk())
+
+
+def test_a_late_rest_of_a_body_that_was_answered_already_ends_the_connection_only() -> None:
+    async def talk() -> None:
+        async with serving(body_s_max=SOON_S, begin=True) as server:
+            client = await server.client()
+            client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+            assert (await client.head())[0] == 200
+            assert await client.rest() == b"6\r\nbegun \r\n"
+
+    run(talk())
+
+
+def test_a_connection_without_a_next_request_is_closed() -> None:
+    async def talk() -> None:
+        async with serving(idle_s=1) as server:
+            client = await server.client()
+            client.send(GET)
+            assert (await client.head())[0] == 200
+            assert await client.chunked() == b"-"
+            assert await client.rest() == b""
+
+    run(talk())
+
+
+# --- who does not read ------------------------------------------------------------------------------
+
+LARGE = 8 * 2**20
+
+
+async def ask_for_much(server: Server) -> Client:
+    """A client whose answer does not fit into the sockets' buffers, and who does not read yet."""
+    loop, own = asyncio.get_running_loop(), socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.setblocking(False)
+    await loop.sock_connect(own, ("127.0.0.1", server.port))
+    client = Client(*await asyncio.open_connection(sock=own, limit=2**10))
+    server.clients.append(client)
+    client.send(f"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: {LARGE}\r\n\r\n".encode())
+    client.send(b"x" * LARGE)
+    return client
+
+
+def test_who_does_not_read_his_answer_loses_his_connection() -> None:
+    async def talk() -> None:
+        async with serving(unread_s_max=0.2) as server:
+            await ask_for_much(server)
+            await server.settled(1)
+            await server.settled(0)
+            assert server.echo.asked == 1
+
+    run(talk())
+
+
+def test_who_reads_on_in_time_may_stay() -> None:
+    async def talk() -> None:
+        async with serving(unread_s_max=1.0) as server:
+            client = await ask_for_much(server)
+            await client.head()
+            assert len(await client.chunked()) == LARGE
+            await asyncio.sleep(1.2)
+            client.send(GET)
+            await client.head()
+            assert await client.chunked() == b"-"
+
+    run(talk())
+
+
+# --- heads -------------------------------------------------------------------------------------------
+
+
+def headers(count: int) -> bytes:
+    return b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(count)) + b"\r\n"
+
+
+def test_as_many_headers_as_there_may_be_and_no_more() -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            client.send(headers(HEADERS_MAX))
+            assert (await client.head())[0] == 200
+            assert await client.chunked() == b"-"
+            client.send(headers(HEADERS_MAX + 1))
+            assert await client.refusal() == (431, "headers_too_large")
+            assert server.echo.asked == 1
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx-large: %s\r\n\r\n",
+        b"GET / HTTP/1.1\r\n%s: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx-endless: %s",
+        b"GET / HTTP/1.1\r\n%s",
+        b"GET /%s",
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 50])
+def test_a_head_beyond_the_limit_is_refused_however_it_comes(head: bytes, pieces: int) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            # What came in one piece with its beginning is not counted before a header is whole.
+            data = head % (b"a" * (HEAD_BYTES_MAX + PIECE_BYTES_MAX))
+            size = -(-len(data) // pieces)
+            for start in range(0, len(data), size):
+                client.send(data[start : start + size])
+                await asyncio.sleep(0)
+            status, _ = await client.head()
+            assert status == 431
+            assert server.echo.asked == 0
+
+    run(talk())
+
+
+def test_each_head_is_counted_for_itself() -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            for _ in range(3):
+                client.send(b"GET / HTTP/1.1\r\nx-large: " + b"a" * (HEAD_BYTES_MAX // 2) + b"\r\n\r\n")
+                assert (await client.head())[0] == 200
+                assert await client.chunked() == b"-"
+
+    run(talk())
+
+
+def test_a_head_just_within_the_limit_behind_a_large_body_is_taken() -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            body = b"b" * 200_000
+            large = b"x-large: " + b"a" * (HEAD_BYTES_MAX - 100) + b"\r\n"
+            client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            client.send(b"GET / HTTP/1.1\r\n" + large + b"\r\n")
+            for expected in (body, b"-"):
+                assert (await client.head())[0] == 200
+                assert await client.chunked() == expected
+
+    run(talk())
+
+
+@pytest.mark.parametrize("said", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n"])
+def test_what_is_not_http_is_told_so(said: bytes) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            client.send(said)
+            assert await client.refusal() == (400, "invalid_request")
+
+    run(talk())
+
+
+def test_nobody_is_asked_to_go_on_with_what_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+            client.send(head + b"nonsense\r\n")
+            assert await client.refusal() == (400, "invalid_request")
+            await asyncio.gather(*server.state.tasks)
+
+    run(talk())
+    assert "Exception" not in caplog.text
+
+
+def test_a_flood_of_requests_on_one_connection_ends_it() -> None:
+    async def talk() -> None:
+        async with serving(begin=True) as server:
+            server.echo.go.clear()
+            client = await server.client()
+            client.send(GET)
+            assert (await client.head())[0] == 200
+            client.send(GET * (PIPELINED_MAX + 1))
+            assert await client.rest() == b"6\r\nbegun \r\n"
+            assert server.echo.asked == 1
+
+    run(talk())
+
+
+def test_nonsense_behind_a_request_does_not_land_in_its_answer() -> None:
+    async def talk() -> None:
+        async with serving(begin=True) as server:
+            server.echo.go.clear()
+            client = await server.client()
+            client.send(GET)
+            assert (await client.head())[0] == 200
+            assert await client.body(len(b"6\r\nbegun \r\n")) == b"6\r\nbegun \r\n"
+            client.send(b"!!! nonsense\r\n\r\n")
+            assert await client.rest() == b""
+
+    run(talk())
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+def test_a_request_hears_that_its_client_has_gone_whatever_waits_behind_it(behind: int) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            server.echo.stays = True
+            client = await server.client()
+            client.send(GET * (1 + behind))
+            while not server.echo.asked:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.01)
+            client.close()
+            await asyncio.gather(*server.state.tasks)
+            assert (server.echo.asked, server.echo.left) == (1, 1)
+
+    run(talk())
+
+
+# --- who offers another protocol ---------------------------------------------------------------------
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAA\r\n"
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 10_000])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"content-length: 5", b"hello"),
+        (b"transfer-encoding: chunked", b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"),
+    ],
+    ids=["counted", "chunked"],
+)
+def test_an_offer_of_another_protocol_is_ignored_and_the_body_is_not(
+    framing: bytes, body: bytes, piece_bytes: int
+) -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            said = b"POST /a HTTP/1.1\r\nhost: x\r\n" + OFFER + framing + b"\r\n\r\n" + body
+            said += b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nbye"
+            for start in range(0, len(said), piece_bytes):
+                client.send(said[start : start + piece_bytes])
+                await asyncio.sleep(0)
+            for path, expected in (("/a", b"hello"), ("/b", b"bye")):
+                status, headers = await client.head()
+                assert (status, headers["x-path"]) == (200, path)
+                assert await client.chunked() == expected
+
+    run(talk())
+
+
+def test_offers_without_a_body_are_answered_and_bounded_like_other_requests() -> None:
+    async def talk() -> None:
+        async with serving(begin=True) as server:
+            client = await server.client()
+            offer = b"GET / HTTP/1.1\r\nhost: x\r\n" + OFFER + b"\r\n"
+            client.send(offer)
+            assert (await client.head())[0] == 200
+            assert await client.chunked() == b"begun -"
+            server.echo.go.clear()
+            client.send(offer)
+            assert (await client.head())[0] == 200
+            client.send(offer * (PIPELINED_MAX + 1))
+            assert await client.rest() == b"6\r\nbegun \r\n"
+            assert server.echo.asked == 2
+
+    run(talk())
+
+
+def test_a_request_for_a_tunnel_is_a_request_like_others() -> None:
+    async def talk() -> None:
+        async with serving() as server:
+            client = await server.client()
+            client.send(b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n" + OFFER + b"\r\n")
+            assert await client.refusal() == (400, "invalid_request")
+
+    run(talk())
+
+
+# --- how many ----------------------------------------------------------------------------------------
+
+
+def test_a_connection_beyond_the_limit_is_told_so_and_the_next_ones_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "TURNED_AWAY_MAX", 1)
+
+    async def talk() -> None:
+        async with serving(connections_max=2) as server:
+            first, second = await server.client(), await server.client()
+            await server.settled(2)
+            third = await server.client()
+            await server.settled(3)
+            fourth = await server.client()
+            assert await fourth.rest() == b""
+            third.send(GET)
+            status, told = await third.head()
+            assert (status, told["retry-after"], told["connection"]) == (503, "1", "close")
+            assert json.loads(await third.rest())["error"]["code"] == "too_many_connections"
+            second.close()
+            await server.settled(1)
+            for client in (first, await server.client()):
+                client.send(GET)
+                assert (await client.head())[0] == 200
+
+    run(talk())
+
+
+def test_who_is_turned_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TURN_AWAY_S_MAX", SOON_S)
+
+    async def talk() -> None:
+        async with serving(connections_max=1) as server:
+            await server.client()
+            await server.settled(1)
+            assert await (await server.client()).rest() == b""
+            await server.settled(1)
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    ("limits", "available", "raised"),
+    [
+        ((2000, 4000), 1000, None),
+        ((256, 4000), 1000, 1192),
+        ((256, 256), 64, 256),
+        ((100, 150), 1, 150),
+        ((256, resource.RLIM_INFINITY), 1000, 1192),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1000, None),
+    ],
+)
+def test_there_are_no_more_connections_than_descriptors(
+    limits: tuple[int, int], available: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda what, to: asked.append(to))
+    assert available_connections(1000) == available
+    assert asked == ([] if raised is None else [(raised, limits[1])])

@@ -1,0 +1,122 @@
+"""A listening socket outlives the gateway that serves on it: who connects meanwhile waits and is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from broker.__main__ import take_over
+from tests.deploy.supervisor.handover import handing_over, listening
+from tests.system import START_S_MAX, STOP_S_MAX, eventually, running_system
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+WAITING = 32
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listening() as made:
+        yield made
+
+
+@pytest.fixture
+def start(listener: socket.socket, tmp_path: Path) -> Iterator[Start]:
+    """Starts gateways with a socket handed over, gone when the test is over."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(handed: socket.socket = listener, port: int = 1) -> subprocess.Popen[bytes]:
+        flags = [f"--port={port}", f"--endpoint=ipc://{tmp_path}/line"]
+        command = handing_over(handed, [sys.executable, "-m", "broker", *flags])
+        with (tmp_path / "gateway.log").open("ab") as log:
+            begun.append(subprocess.Popen(command, pass_fds=[handed.fileno()], stdout=log, stderr=log))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait(STOP_S_MAX)
+
+
+def healthy(listener: socket.socket) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/health", timeout=5).is_success
+    return False
+
+
+def answer(client: socket.socket) -> bytes:
+    """All that comes until the connection is closed."""
+    chunks = iter(lambda: client.recv(65536), b"")
+    return b"".join(chunks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_connection_is_refused_while_one_gateway_follows_another(
+    listener: socket.socket, start: Start, number: signal.Signals
+) -> None:
+    first = start()
+    eventually(lambda: healthy(listener), within_s=START_S_MAX, what="the gateway answers")
+    first.send_signal(number)
+    first.wait(STOP_S_MAX)
+    with contextlib.ExitStack() as clients:
+        waiting = [
+            clients.enter_context(socket.create_connection(listener.getsockname(), timeout=START_S_MAX))
+            for _ in range(WAITING)
+        ]
+        for client in waiting:
+            client.sendall(GET)
+        start()
+        statuses = [answer(client).split(b"\r\n")[0] for client in waiting]
+    assert statuses == [b"HTTP/1.1 200 OK"] * WAITING
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=STOP_S_MAX).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_who_has_just_connected_to_a_gateway_that_stops_is_still_answered(tmp_path: Path) -> None:
+    with (
+        running_system(tmp_path) as system,
+        socket.create_connection(("127.0.0.1", system.port), timeout=STOP_S_MAX) as client,
+    ):
+        system.wait_for("/health")  # so it has come to those who connected later
+        system.http.close()
+        system.gateway.kill(signal.SIGTERM)
+        eventually(lambda: refuses(system.port), within_s=STOP_S_MAX, what="the gateway stops listening")
+        client.sendall(GET)
+        assert answer(client).startswith(b"HTTP/1.1 200")
+
+
+def test_where_it_really_listens_is_what_it_says(
+    listener: socket.socket, start: Start, tmp_path: Path
+) -> None:
+    start()
+    eventually(lambda: healthy(listener), within_s=START_S_MAX, what="the gateway answers")
+    said = f"listening at http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    assert said in (tmp_path / "gateway.log").read_text()
+
+
+def test_a_socket_that_does_not_listen_is_refused_for_good(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as deaf:
+        assert start(deaf).wait(START_S_MAX) == 78
+    assert "descriptor 3 does not listen" in (tmp_path / "gateway.log").read_text()
+
+
+def test_what_was_meant_for_another_process_is_left_alone() -> None:
+    told = {"LISTEN_PID": str(os.getpid() + 1), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x", "OTHER": "y"}
+    assert take_over(told, os.getpid()) == []
+    assert told == {"OTHER": "y"}

@@ -1,0 +1,87 @@
+"""A child ends with its supervisor, also when that one has no chance to tell it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from tests.deploy.supervisor.told import Begin, Supervise
+
+FOLLOWS = """
+import os, signal, time
+from protocol.lifeline import follow_parent
+{before}
+follow_parent(grace_s=0.2)
+os.write(1, b"{name} up\\n")
+while True: signal.pause()
+"""
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def test_children_end_within_two_seconds_when_the_supervisor_is_killed(supervise: Supervise) -> None:
+    told = supervise(
+        gateway=FOLLOWS.format(name="gateway", before=""), worker=FOLLOWS.format(name="worker", before="")
+    )
+    told.wait_line("up")
+    told.wait_line("up")
+    told.signal(signal.SIGKILL)
+    told.wait_silence(deadline_s=2.0)
+
+
+def test_a_child_that_does_not_listen_ends_when_its_grace_is_over(supervise: Supervise) -> None:
+    told = supervise(worker=FOLLOWS.format(name="worker", before=DEAF))
+    told.wait_line("up")
+    told.signal(signal.SIGKILL)
+    told.wait_silence(deadline_s=2.0)
+
+
+def test_a_child_that_dies_takes_nothing_from_the_lifeline_of_the_others(supervise: Supervise) -> None:
+    told = supervise(
+        gateway=FOLLOWS.format(name="gateway", before=""),
+        worker=FOLLOWS.format(name="worker", before="os.kill(os.getpid(), signal.SIGKILL)"),
+        limits={"delay_s": 0.01, "delay_s_max": 0.01, "deaths_max": 1000},
+    )
+    told.wait_line("gateway up")
+    told.wait_line("worker", "SIGKILL")
+    told.wait_line("worker", "SIGKILL")
+    told.signal(signal.SIGKILL)
+    told.wait_silence(deadline_s=2.0)
+    assert not any("gateway (pid" in line for line in told.lines)
+
+
+def test_a_process_without_a_supervisor_follows_nobody(begin: Begin) -> None:
+    script = "from protocol.lifeline import follow_parent\nimport threading\nfollow_parent()\n"
+    told = begin([sys.executable, "-c", script + "print(threading.active_count())"])
+    assert told.wait_line() == "1"
+    assert told.wait() == 0
+
+
+def test_what_a_child_starts_itself_inherits_neither_the_lifeline_nor_its_number() -> None:
+    grandchild = """
+import os, sys
+print("ROUNDHOUSE_LIFELINE_FD" in os.environ, os.path.exists("/dev/fd/" + sys.argv[1]))
+"""
+    child = f"""
+import subprocess, sys
+from protocol.lifeline import follow_parent
+number = os.environ["ROUNDHOUSE_LIFELINE_FD"]
+follow_parent()
+subprocess.run([sys.executable, "-c", {grandchild!r}, number], close_fds=False, check=True, timeout=10)
+"""
+    reader, writer = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import os" + child],
+            env={**os.environ, "ROUNDHOUSE_LIFELINE_FD": str(reader)},
+            pass_fds=[reader],
+            capture_output=True,
+            text=True,
+            timeout=15,
+            check=True,
+        )
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,317 @@
+"""What the supervisor decides about children that run on demand, and about swaps, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from deploy.supervisor.children import State, other_name
+from deploy.supervisor.events import (
+    Decision,
+    Died,
+    Event,
+    Kill,
+    ReloadAsked,
+    Reloaded,
+    Report,
+    Serving,
+    Spare,
+    Start,
+    StopAsked,
+    Terminate,
+    Wanted,
+)
+from deploy.supervisor.lifecycle import FAILED_S, LEAVE_S_MAX, Lifecycle
+from deploy.supervisor.restarts import RestartLimits, RestartPolicy
+
+STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0
+SWAP = ReloadAsked("a", beside=True, swap=True)
+SWAP_AFTER = ReloadAsked("a", beside=False, swap=True)
+
+
+def lifecycle(*wanted: str, deaths_max: int = 10) -> Lifecycle:
+    """A gateway, and two workers that run on demand."""
+    limits = RestartLimits(deaths_max=deaths_max)
+    return Lifecycle(
+        ["gateway", "a", "b"],
+        RestartPolicy(limits),
+        stop_timeout_s=STOP_S,
+        now=0.0,
+        drain_timeout_s=DRAIN_S,
+        ready_timeout_s=READY_S,
+        on_demand={name: RestartPolicy(limits) for name in ("a", "b")},
+        wanted=wanted,
+    )
+
+
+def running(*events: Event) -> Lifecycle:
+    """With the first worker, after these events."""
+    children = lifecycle("a")
+    children.handle(None, 0.0)
+    for event in events:
+        children.handle(event, 1.0)
+    return children
+
+
+def want(*names: str) -> Wanted:
+    return Wanted(frozenset(names))
+
+
+def deeds(decisions: Collection[Decision]) -> list[Decision]:
+    return [decision for decision in decisions if not isinstance(decision, Report)]
+
+
+def test_only_what_is_wanted_starts() -> None:
+    children = lifecycle("a")
+    assert children.handle(None, 0.0) == [Start("gateway"), Start("a")]
+    assert (children.stage("a"), children.stage("b")) == ("running", "parked")
+    assert children.wake_at() is None
+
+
+def test_one_that_is_wanted_starts_and_one_that_is_not_ends() -> None:
+    children = running()
+    assert deeds(children.handle(want("b"), 1.0)) == [Terminate("a"), Start("b")]
+    assert children.stage("a") == "ending"
+    assert children.wake_at() == 1.0 + STOP_S + DRAIN_S
+    assert deeds(children.handle(Died("a", 1, 0), 2.0)) == []
+    assert children.stage("a") == "parked"
+    assert deeds(children.handle(want("a", "b"), 3.0)) == [Start("a")]
+
+
+def test_one_that_is_wanted_again_while_it_ends_starts_when_it_has() -> None:
+    children = running(want())
+    assert deeds(children.handle(want("a"), 2.0)) == []
+    assert deeds(children.handle(Died("a", 1, 0), 3.0)) == [Start("a")]
+
+
+def test_one_that_died_is_not_started_again_if_it_is_not_wanted() -> None:
+    children = running(Died("a", 1, -9))
+    assert children.stage("a") == "running"
+    assert deeds(children.handle(want(), 1.1)) == []
+    assert (children.stage("a"), children.wake_at()) == ("parked", None)
+
+
+def test_one_that_cannot_be_loaded_is_left_alone_for_a_while_and_the_others_run_on() -> None:
+    children = running()
+    decisions = children.handle(Died("a", 1, 78), 1.0)
+    assert deeds(decisions) == []
+    assert "a restart cannot help" in str(decisions[0])
+    assert (children.stage("a"), children.wake_at()) == ("failed", 1.0 + FAILED_S)
+    assert deeds(children.handle(want("a", "b"), 2.0)) == [Start("b")]
+    assert deeds(children.handle(None, 1.0 + FAILED_S)) == [Start("a")]
+    assert children.status is None
+
+
+def test_one_that_dies_too_often_is_left_alone_and_the_others_run_on() -> None:
+    children = lifecycle("a", "b", deaths_max=1)
+    children.handle(None, 0.0)
+    children.handle(Died("b", 2, -9), 1.0)
+    children.handle(Died("a", 1, -9), 1.0)
+    children.handle(None, 2.0)
+    children.handle(Died("a", 3, -9), 3.0)
+    assert (children.stage("a"), children.stage("b")) == ("failed", "running")
+    assert children.status is None
+
+
+def test_the_gateways_failure_still_stops_everything() -> None:
+    children = running()
+    assert deeds(children.handle(Died("gateway", 1, 78), 1.0)) == [Terminate("a")]
+    children.handle(Died("a", 2, 0), 2.0)
+    assert children.status == 78
+    assert set(children.states().values()) == {State.GONE}
+
+
+def test_one_that_is_reloaded_does_not_end_before_that_is_over() -> None:
+    children = running(ReloadAsked("a", beside=True))
+    assert deeds(children.handle(want(), 2.0)) == []
+    assert deeds(children.handle(Serving("a-2"), 3.0)) == [Terminate("a")]
+    assert deeds(children.handle(Died("a", 1, 0), 4.0)) == [
+        Reloaded(True, "a-2 has taken over from a"),
+        Terminate("a-2"),
+    ]
+    children.handle(Died("a-2", 2, 0), 5.0)
+    assert children.stage("a") == "parked"
+    assert deeds(children.handle(want("a"), 6.0)) == [Start("a-2")]
+
+
+def test_what_does_not_run_is_new_when_it_starts() -> None:
+    children = running(Died("a", 1, 78))
+    done, start = deeds(children.handle(ReloadAsked("a", beside=True), 2.0))
+    assert isinstance(done, Reloaded)
+    assert done.done
+    assert start == Start("a")
+
+
+# --- swaps ---
+
+
+def test_the_old_one_is_leaving_until_it_has_nothing_to_do() -> None:
+    children = running(SWAP)
+    assert children.leaving() == set()
+    assert deeds(children.handle(Serving("a-2"), 2.0)) == []
+    assert children.leaving() == {"a"}
+    assert children.stage("a") == "running"
+    assert deeds(children.handle(Spare("a-2"), 3.0)) == []
+    assert deeds(children.handle(Spare("a"), 4.0)) == [Terminate("a")]
+    assert children.leaving() == set()
+    assert deeds(children.handle(Died("a", 1, 0), 5.0)) == [Reloaded(True, "a-2 has taken over from a")]
+
+
+def test_one_that_does_not_get_done_is_told_to_end_at_last() -> None:
+    children = running(SWAP, Serving("a-2"))
+    assert children.wake_at() == 1.0 + LEAVE_S_MAX
+    assert deeds(children.handle(None, 1.0 + LEAVE_S_MAX)) == [Terminate("a")]
+
+
+def test_one_that_dies_while_it_is_leaving_is_not_started_again() -> None:
+    children = running(SWAP, Serving("a-2"))
+    assert deeds(children.handle(Died("a", 1, -9), 2.0)) == [Reloaded(True, "a-2 has taken over from a")]
+    assert children.states() == {"gateway": State.RUNNING, "b": State.PARKED, "a-2": State.RUNNING}
+
+
+def test_without_room_the_old_one_ends_its_requests_first() -> None:
+    children = running(SWAP_AFTER)
+    assert children.leaving() == {"a"}
+    assert deeds(children.handle(Serving("a"), 2.0)) == []
+    assert deeds(children.handle(Spare("a"), 3.0)) == [Terminate("a")]
+    assert deeds(children.handle(Died("a", 1, 0), 4.0)) == [Start("a")]
+    assert deeds(children.handle(Serving("a"), 5.0)) == [Reloaded(True, "a ended, and runs anew")]
+
+
+def test_a_successor_that_fails_without_room_gives_its_place_back() -> None:
+    children = running(SWAP_AFTER, Spare("a"), Died("a", 1, 0))
+    failed, start = deeds(children.handle(Died("a", 2, 78), 5.0))
+    assert isinstance(failed, Reloaded)
+    assert not failed.done
+    assert start == Start("a")
+
+
+def test_one_that_does_not_get_ready_in_time_gives_its_place_back_even_where_there_is_one_model() -> None:
+    children = Lifecycle(
+        ["gateway", "a"],
+        RestartPolicy(RestartLimits()),
+        stop_timeout_s=STOP_S,
+        now=0.0,
+        ready_timeout_s=READY_S,
+    )
+    for event in (None, SWAP_AFTER, Spare("a"), Died("a", 1, 0)):
+        children.handle(event, 1.0)
+    failed, end = deeds(children.handle(None, 1.0 + READY_S))
+    assert isinstance(failed, Reloaded)
+    assert end == Terminate("a")
+    assert deeds(children.handle(Died("a", 2, 0), 700.0)) == [Start("a")]
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Whatever is wanted, reloaded and swapped, and whoever dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.alive: set[str] = set()
+        self.killed: set[str] = set()
+        self.wanted = {"a"}
+        self.stopping = False
+        self.asked = self.answered = 0
+        self.children = lifecycle("a", deaths_max=3)
+
+    @initialize()
+    def begin(self) -> None:
+        self.feed(None)
+
+    def feed(self, event: Event | None) -> None:
+        for decision in self.children.handle(event, self.now):
+            match decision:
+                case Start(name):
+                    assert not self.stopping, "started during a stop"
+                    assert name not in self.alive or name in self.killed, "started twice"
+                    self.alive.add(name)
+                    self.killed.discard(name)
+                case Terminate(name):
+                    assert name in self.alive
+                case Kill(name):
+                    assert name in self.alive
+                    self.killed.add(name)
+                case Reloaded():
+                    self.answered += 1
+                case Report():
+                    pass
+
+    @rule(names=st.sets(st.sampled_from(["a", "b"])))
+    def some_are_wanted(self, names: set[str]) -> None:
+        self.wanted = names
+        self.feed(want(*names))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), returncode=st.sampled_from([0, 78, -9]), passed_s=st.floats(0, 100))
+    def one_dies(self, data: st.DataObject, returncode: int, passed_s: float) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.now += passed_s
+        self.alive.discard(name)
+        self.feed(Died(name, 1, returncode))
+
+    @rule(passed_s=st.floats(0, 700))
+    def time_passes(self, passed_s: float) -> None:
+        self.now += passed_s
+        self.feed(None)
+
+    @precondition(lambda self: self.alive - {"gateway"})
+    @rule(data=st.data(), kind=st.sampled_from([Serving, Spare]))
+    def one_serves_or_is_spare(self, data: st.DataObject, kind: type[Serving] | type[Spare]) -> None:
+        self.feed(kind(data.draw(st.sampled_from(sorted(self.alive - {"gateway"})))))
+
+    @rule(child=st.sampled_from(["a", "b"]), beside=st.booleans(), swap=st.booleans())
+    def a_reload_is_asked(self, child: str, beside: bool, swap: bool) -> None:
+        name = child if child in self.children.states() else other_name(child)
+        self.asked += 1
+        self.feed(ReloadAsked(name, beside, swap))
+
+    @precondition(lambda self: self.now > 1500)
+    @rule()
+    def stop_is_asked(self) -> None:
+        self.feed(StopAsked("SIGTERM"))
+        self.stopping = True
+
+    @invariant()
+    def everybody_is_answered_once(self) -> None:
+        assert self.answered in (self.asked, self.asked - 1)
+
+    @invariant()
+    def it_knows_who_runs(self) -> None:
+        states = self.children.states()
+        alive = State.RUNNING, State.ENDING, State.KILLED
+        assert {name for name, state in states.items() if state in alive} <= self.alive
+        assert {"gateway"} < states.keys()
+        for child in ("a", "b"):
+            assert states.keys() & {child, other_name(child)}
+        assert self.children.leaving() <= self.alive
+
+    @invariant()
+    def what_is_wanted_is_on_its_way(self) -> None:
+        if self.stopping or self.children.status is not None:
+            return
+        for child in self.wanted:
+            stage = self.children.stage(child)
+            assert stage != "parked" or self.children.wake_at() is not None or self.unsettled(child)
+
+    def unsettled(self, child: str) -> bool:
+        """What is decided at the next look."""
+        self.feed(None)
+        return self.children.stage(child) != "parked"
+
+    def teardown(self) -> None:
+        """From wherever the history led, a stop comes to an end with nobody's help but time."""
+        self.feed(StopAsked("SIGTERM"))
+        self.stopping = True
+        for _ in range(20):
+            if (due := self.children.wake_at()) is None:
+                break
+            self.now = max(self.now, due)
+            self.feed(None)
+        assert self.children.status is not None
+        assert self.answered == self.asked
+
+
+TestAnyHistory = AnyHistory.TestCase

@@ -1,0 +1,126 @@
+"""What a child said of its end, and that what it says goes on to the log whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.supervisor.stderr import LINES_KEPT, WORDS_MAX, Stderr, last_words
+from tests.deploy.supervisor.told import Supervise
+
+METAL = "libc++abi: terminating due to uncaught exception of type std::runtime_error: [METAL] Out of memory"
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "worker/schedule/loop.py", line 3, in run',
+    "    step()",
+]
+
+
+def record(level: str, message: str, **fields: str) -> str:
+    return json.dumps({"time": 1.0, "level": level, "process": "worker", "message": message, **fields})
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], ""),
+        (["12:00:00 worker   serving fake"], ""),
+        (["12:00:00 worker   warning: dropped a message: x", ""], ""),
+        ([record("info", "serving fake")], ""),
+        (["12:00:00 worker   serving fake", METAL], METAL),
+        (["roundhouse worker: port: wrong (from --port)"], "roundhouse worker: port: wrong (from --port)"),
+        (["12:00:00 worker   critical: no step for 120 s"], "no step for 120 s"),
+        ([record("critical", "no step for 120 s")], "no step for 120 s"),
+        # Stacks are no words.
+        (["12:00:00 worker   error: over", "Thread 0x7f (most recent call first):", '  File "x"'], "over"),
+        # An old trouble that it got over is not what it died of.
+        (["12:00:00 worker   error: no space left", "12:00:09 worker   serving fake"], ""),
+        # The message of an exception may quote a prompt.
+        ([*TRACEBACK, "ValueError: cannot tokenize 'my secret'"], "ValueError"),
+        ([*TRACEBACK, "some.module.SyntaxError: my secret"], "some.module.SyntaxError"),
+        (["12:00:00 worker   critical: it ended: KeyError('my secret')"], "it ended: KeyError"),
+        (
+            [record("critical", "it ended: KeyError('my secret')", traceback="my secret")],
+            "it ended: KeyError",
+        ),
+        (['{"half a rec'], '{"half a rec'),
+        (["\x1b[31mred\x07"], "[31mred"),
+    ],
+)
+def test_the_last_words_are_the_last_line_that_tells_of_an_end(lines: list[str], words: str) -> None:
+    assert last_words(lines) == words
+
+
+@given(st.lists(st.text(max_size=300), max_size=5))
+def test_last_words_are_one_short_printable_line_whatever_was_written(lines: list[str]) -> None:
+    words = last_words(lines)
+    assert words.isprintable()
+    assert len(words) <= WORDS_MAX
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20))
+def test_all_that_is_written_is_passed_on_in_order(chunks: list[bytes]) -> None:
+    reader, writer = os.pipe()
+    stderr = Stderr("child", to=writer)
+    for chunk in chunks:
+        os.write(stderr.writer, chunk)
+    stderr.close()
+    os.close(writer)
+    with os.fdopen(reader, "rb") as passed_on:
+        written = b"".join(chunks)
+        ended = not written or written.endswith((b"\n", b"\r"))
+        assert passed_on.read() == (written if ended else written + b"\n")
+    assert not any(thread.name == "stderr-child" for thread in threading.enumerate())
+
+
+def test_a_log_that_nobody_reads_any_more_does_not_hold_the_child_up() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stderr = Stderr("child", to=writer)
+    for _ in range(2 * LINES_KEPT):
+        os.write(stderr.writer, b"x" * 4096 + b"\n")
+    os.write(stderr.writer, METAL.encode())
+    assert stderr.close() == METAL
+    os.close(writer)
+
+
+def test_a_death_is_told_with_the_last_words(supervise: Supervise) -> None:
+    script = f"import os, sys; print({METAL!r}, file=sys.stderr, flush=True); os.abort()"
+    told = supervise(worker=script, limits={"deaths_max": 0})
+    line = told.wait_line("worker (pid", "SIGABRT")
+    assert f"saying '{METAL}'" in line
+    assert told.lines.count(METAL) == 1
+    assert told.wait() == 1
+
+
+def test_a_helper_that_holds_the_stderr_does_not_hide_the_death(supervise: Supervise, tmp_path: Path) -> None:
+    note = tmp_path / "helper"
+    helper = "import signal; signal.pause()"
+    script = f"""
+import os, subprocess, sys
+command = [sys.executable, "-c", {helper!r}]
+helper = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+open({str(note)!r}, "w").write(str(helper.pid))
+os._exit(3)
+"""
+    told = supervise(worker=script, limits={"deaths_max": 0})
+    try:
+        told.wait_line("exited with status 3", "giving up")
+        assert told.wait() == 1
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+def test_what_a_child_has_written_comes_before_the_line_about_its_death(supervise: Supervise) -> None:
+    script = f"import sys; sys.stderr.write('line\\n' * {10 * LINES_KEPT}); sys.exit(3)"
+    told = supervise(worker=script, limits={"deaths_max": 0})
+    told.wait_line("exited with status 3")
+    assert told.lines.count("line") == 10 * LINES_KEPT
+    assert told.wait() == 1

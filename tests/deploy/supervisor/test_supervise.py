@@ -1,0 +1,191 @@
+"""The supervisor with real processes: what it starts again, how it stops, that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.deploy.supervisor.told import Begin, Supervise
+
+SAY = """
+import os, signal, sys, time
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+# `signal.pause` could miss a signal that comes just before it; waiting for it blocked cannot.
+UNTIL_TOLD = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
+say("{0} up", os.getpid())
+signal.sigwait({{signal.SIGTERM}})
+say("{0} ended")
+"""
+
+
+def obedient(name: str, first: str = "") -> str:
+    """A child that says when it is up and when it was told to end."""
+    return SAY + first + UNTIL_TOLD.format(name)
+
+
+def deaf(name: str) -> str:
+    """A child that does not listen to SIGTERM."""
+    return SAY + (
+        "signal.signal(signal.SIGTERM, lambda *_: say('no'))\n"
+        f"say('{name} up', os.getpid())\n"
+        "while True: signal.pause()"
+    )
+
+
+def crashing(name: str, times: int, counter: Path) -> str:
+    """A child that dies as often as said, and then stays."""
+    dies = f"""
+with open({str(counter)!r}, "a+") as file:
+    file.seek(0)
+    lives = len(file.read())
+    file.write("x")
+say("{name} at", time.monotonic())
+if lives < {times}:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    return obedient(name, dies)
+
+
+def pid_in(line: str) -> int:
+    return int(line.split()[-1])
+
+
+def test_one_that_crashes_is_started_again_later_each_time_and_the_other_stays(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    told = supervise(gateway=obedient("gateway"), worker=crashing("worker", 2, tmp_path / "lives"))
+    told.wait_line("worker up")
+    told.signal(signal.SIGTERM)
+    assert told.wait() == 0
+
+    text = "\n".join(told.lines)
+    lines = re.findall(
+        r"warning: worker \(pid \d+\) was ended by SIGKILL after \d\.\d s; starts again in (\S+) s", text
+    )
+    assert lines == ["0.2", "0.4"]
+    births = [float(line.split()[-1]) for line in told.lines if line.startswith("worker at")]
+    assert births[1] - births[0] >= 0.2
+    assert births[2] - births[1] >= 0.4
+    assert sum(line.startswith("gateway up") for line in told.lines) == 1
+
+
+def test_nobody_dead_is_left_unreaped(supervise: Supervise, tmp_path: Path) -> None:
+    told = supervise(worker=crashing("worker", 2, tmp_path / "lives"), limits={"delay_s": 0.01})
+    up = pid_in(told.wait_line("worker up"))
+    assert [child.pid for child in psutil.Process(told.process.pid).children(recursive=True)] == [up]
+
+
+def test_a_child_that_is_wrongly_set_up_stops_all_with_its_status(supervise: Supervise) -> None:
+    told = supervise(gateway=obedient("gateway"), worker="raise SystemExit(78)")
+    assert told.wait() == 78
+    assert told.index("worker", "status 78", "a restart cannot help") < told.index("gateway (pid")
+
+
+def test_deaths_that_come_too_fast_end_it_with_status_1(supervise: Supervise) -> None:
+    told = supervise(worker="raise SystemExit(3)", limits={"deaths_max": 2, "delay_s": 0.01})
+    assert told.wait() == 1
+    assert sum("runs as pid" in line for line in told.lines) == 3
+    assert sum("giving up" in line for line in told.lines) == 1
+
+
+def test_one_that_cannot_be_started_is_tried_again_until_it_gives_up(supervise: Supervise) -> None:
+    told = supervise(worker=["/nonexistent/worker"], limits={"deaths_max": 1, "delay_s": 0.01})
+    assert told.wait() == 1
+    assert sum("worker could not be started" in line for line in told.lines) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_asked_to_stop_it_stops_each_in_its_turn(supervise: Supervise, number: signal.Signals) -> None:
+    # The gateway takes its time; the worker must not hear of it before the gateway is gone.
+    slow = obedient("gateway") + "time.sleep(0.2); say('gateway gone')"
+    told = supervise(gateway=slow, worker=obedient("worker"))
+    told.wait_line("up")
+    told.wait_line("up")
+    told.signal(number)
+    assert told.wait() == 0
+    assert told.index("gateway ended") < told.index("gateway gone") < told.index("worker ended")
+
+
+def test_a_signal_that_lands_on_another_thread_is_heard_at_once(begin: Begin, tmp_path: Path) -> None:
+    fifo = tmp_path / "child-is-up"
+    os.mkfifo(fifo)
+    child = f"open({str(fifo)!r}, 'w').close()"
+    script = f"""
+import os, signal, sys, threading
+from deploy.supervisor.child import Child
+from deploy.supervisor.supervisor import Supervisor
+
+def hit_this_thread():
+    open({str(fifo)!r}).read()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=hit_this_thread).start()
+child = Child("worker", [sys.executable, "-c", {obedient("worker", child)!r}], dict(os.environ))
+sys.exit(Supervisor([child]).run())
+"""
+    assert begin([sys.executable, "-c", script]).wait() == 0
+
+
+def test_one_that_does_not_listen_is_killed_when_its_time_is_up(supervise: Supervise) -> None:
+    told = supervise(gateway=deaf("gateway"), worker=obedient("worker"), stop_timeout_s=0.2)
+    told.wait_line("up")
+    told.wait_line("up")
+    told.signal(signal.SIGTERM)
+    assert told.wait() == 0
+    assert told.index("no") < told.index("gateway did not end within 0.2 s") < told.index("worker ended")
+    assert told.index("gateway", "was ended by SIGKILL")
+
+
+def test_a_second_signal_kills_all_at_once(supervise: Supervise) -> None:
+    told = supervise(gateway=deaf("gateway"), worker=deaf("worker"), stop_timeout_s=600.0)
+    told.wait_line("up")
+    told.wait_line("up")
+    told.signal(signal.SIGINT)
+    told.wait_line("stopping (again to stop at once)")
+    told.signal(signal.SIGINT)
+    assert told.wait() == 0
+    assert sum("was ended by SIGKILL" in line for line in told.lines) == 2
+
+
+def test_what_a_child_started_does_not_outlive_it(supervise: Supervise) -> None:
+    helper = "import signal; signal.pause()"
+    script = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {helper!r}])"
+    told = supervise(worker=obedient("worker", script))
+    os.kill(pid_in(told.wait_line("worker up")), signal.SIGKILL)
+    told.wait_line("starts again")
+    told.wait_line("worker up")
+    told.signal(signal.SIGTERM)
+    # Falls silent only when both helpers, which hold the same stdout, are gone.
+    assert told.wait() == 0
+
+
+def test_a_child_has_a_session_of_its_own_so_that_ctrl_c_does_not_reach_it(supervise: Supervise) -> None:
+    told = supervise(worker=obedient("worker", "say('session', os.getsid(0) == os.getpid() == os.getpgrp())"))
+    assert told.wait_line("session") == "session True"
+
+
+def test_a_child_inherits_its_three_streams_the_lifeline_its_logbook_and_nothing_else(
+    supervise: Supervise,
+) -> None:
+    script = """
+def is_open(fd):
+    try: os.fstat(fd)
+    except OSError: return False
+    return True
+line, book = (int(os.environ[f"ROUNDHOUSE_{name}_FD"]) for name in ("LIFELINE", "LOGBOOK"))
+open_ones = [fd for fd in range(256) if is_open(fd)]
+say("open:", *(fd for fd in open_ones if fd not in (line, book)), "and", {line, book} <= set(open_ones))
+import select; say("parent lives:", select.select([line], [], [], 0) == ([], [], []))
+"""
+    # The last of two: had a sibling's end of the pipe been left open for it, it would be seen here.
+    told = supervise(gateway=obedient("gateway"), worker=obedient("worker", script))
+    assert told.wait_line("open:") == "open: 0 1 2 and True"
+    assert told.wait_line("parent lives:") == "parent lives: True"

@@ -1,0 +1,155 @@
+"""A small launchd: runs plists for real, and answers as `launchctl` does.
+
+It obeys Label, ProgramArguments, EnvironmentVariables, WorkingDirectory, RunAtLoad, KeepAlive, ExitTimeOut,
+ThrottleInterval (cut short), StandardErrorPath, StandardOutPath and Sockets. A job's environment is what its
+plist says and little else, as there. Sockets are handed over at once, not asked for: that is launchd's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import plistlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.deploy.supervisor.handover import handing_over, listening
+
+DOMAIN = f"gui/{os.getuid()}"
+END_S_MAX = 30.0
+
+
+class Agent:
+    """One loaded job."""
+
+    def __init__(self, plist: dict[str, Any], throttle_s: float) -> None:
+        self.plist = plist
+        self.pid: int | None = None
+        self.starts = 0
+        self.last_exit: int | None = None
+        self._throttle_s = min(throttle_s, plist["ThrottleInterval"])
+        self._sockets = [
+            listening(told["SockNodeName"], int(told["SockServiceName"]))
+            for told in plist.get("Sockets", {}).values()
+        ]
+        self._unloaded = threading.Event()
+        self._thread = threading.Thread(target=self._keep_alive, name=plist["Label"])
+        if plist["RunAtLoad"]:
+            self._thread.start()
+
+    def _keep_alive(self) -> None:
+        while not self._unloaded.is_set():
+            started = time.monotonic()
+            self._run()
+            if (self.last_exit == 0) != self.plist["KeepAlive"]["SuccessfulExit"]:
+                return
+            self._unloaded.wait(max(0.0, started + self._throttle_s - time.monotonic()))
+
+    def _run(self) -> None:
+        plist = self.plist
+        words, numbers = plist["ProgramArguments"], [made.fileno() for made in self._sockets]
+        if self._sockets:
+            words = handing_over(self._sockets[0], words)
+        home = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+        with open(plist["StandardErrorPath"], "ab") as err, open(plist["StandardOutPath"], "ab") as out:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=plist["WorkingDirectory"],
+                env=home | plist["EnvironmentVariables"],
+                pass_fds=numbers,
+                start_new_session=True,
+            )
+        self.pid, self.starts = process.pid, self.starts + 1
+        while process.poll() is None and not self._unloaded.wait(0.02):
+            pass
+        self._end(process)
+        self.pid, self.last_exit = None, process.returncode
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(self.plist["ExitTimeOut"])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_S_MAX)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def unload(self) -> None:
+        self._unloaded.set()
+        if self.plist["RunAtLoad"]:
+            self._thread.join(END_S_MAX)
+            assert not self._thread.is_alive()
+        for made in self._sockets:
+            made.close()
+
+    def describe(self) -> str:
+        """As `launchctl print` does, with a nested part that names the same things."""
+        lines = [f"{DOMAIN}/{self.plist['Label']} = {{", "\tactive count = 1"]
+        lines += [f"\texit timeout = {self.plist['ExitTimeOut']}"]
+        lines += [f"\tstate = {'running' if self.pid else 'not running'}"]
+        lines += ["\tendpoints = {", "\t\tpid = 1", "\t\tstate = active", "\t}"]
+        lines += [f"\tpid = {self.pid}"] if self.pid else []
+        match self.last_exit:
+            case None:
+                lines += ["\tlast exit code = (never exited)"]
+            case code if code < 0:
+                lines += [f"\tlast terminating signal = {signal.strsignal(-code)}: {-code}"]
+            case code:
+                lines += [f"\tlast exit code = {code}"]
+        return "\n".join([*lines, "}"])
+
+
+class Agents:
+    """All jobs of one user. Call it with the words of a `launchctl` command."""
+
+    def __init__(self, throttle_s: float = 0.2) -> None:
+        self.loaded: dict[str, Agent] = {}
+        self.commands: list[str] = []
+        self._throttle_s = throttle_s
+
+    def __call__(self, words: Sequence[str], within_s: float = END_S_MAX) -> subprocess.CompletedProcess[str]:
+        assert words[0] == "launchctl"
+        verb, target, *rest = words[1:]
+        if verb != "print":
+            self.commands.append(verb)
+        label = target.removeprefix(f"{DOMAIN}/")
+        match verb:
+            case "print" if target == DOMAIN:
+                return _done(words, out=f"{DOMAIN} = {{\n}}")
+            case "print" if label in self.loaded:
+                return _done(words, out=self.loaded[label].describe())
+            case "bootout" if label in self.loaded:
+                self.loaded.pop(label).unload()
+                return _done(words)
+            case "enable":
+                return _done(words)
+            case "bootstrap" if target == DOMAIN:
+                return self._bootstrap(words, Path(rest[0]))
+        return _done(words, 113, f'Could not find service "{label}" in domain for user gui')
+
+    def _bootstrap(self, words: Sequence[str], path: Path) -> subprocess.CompletedProcess[str]:
+        plist = plistlib.loads(path.read_bytes())
+        if path.stat().st_mode & 0o022 or plist["Label"] in self.loaded:
+            return _done(words, 5, "Bootstrap failed: 5: Input/output error")
+        self.loaded[plist["Label"]] = Agent(plist, self._throttle_s)
+        return _done(words)
+
+    def close(self) -> None:
+        while self.loaded:
+            self.loaded.popitem()[1].unload()
+
+
+def _done(
+    words: Sequence[str], status: int = 0, err: str = "", out: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess(list(words), status, out, err)

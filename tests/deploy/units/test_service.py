@@ -1,0 +1,511 @@
+"""`roundhouse service`: which files it makes of which flags, and what it does to them and to the manager."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from deploy.command.cli import app
+from deploy.units import service
+from deploy.units.launchd import Launchd
+from deploy.units.launchd import read_status as read_launchd
+from deploy.units.service import COMMAND_S_MAX, Job, ServiceError, Status
+from deploy.units.systemd import Systemd, service_unit
+from deploy.units.systemd import read_status as read_systemd
+from protocol import lifeline
+from protocol.settings import SettingsError
+from tests.deploy.units.agents import Agents
+
+GATEWAY, WORKER, SOCKET = (
+    "roundhouse-gateway.service",
+    "roundhouse-worker.service",
+    "roundhouse-gateway.socket",
+)
+Unit = dict[str, dict[str, list[str]]]
+
+
+@pytest.fixture(autouse=True)
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Everything of the user's is in the test's folder, and no variable of theirs has a say."""
+    for name in [name for name in os.environ if name.startswith(("ROUNDHOUSE_", "HF_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
+
+
+def plists(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The plists by label."""
+    files = Launchd(home, environ, 501, Agents()).files(service.read(argv, environ))
+    parsed = {name: plistlib.loads(text.encode()) for name, text in files.items()}
+    assert all(name == f"{plist['Label']}.plist" for name, plist in parsed.items())
+    return {plist["Label"]: plist for plist in parsed.values()}
+
+
+def parse(text: str) -> Unit:
+    """A unit's sections, each key with its values in order."""
+    unit: Unit = {}
+    for line in filter(None, text.splitlines()):
+        if line.startswith("["):
+            unit[line.strip("[]")] = section = {}
+        else:
+            key, value = line.split("=", 1)
+            section.setdefault(key, []).append(value)
+    return unit
+
+
+def units(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, str]:
+    return Systemd(home, {}).files(service.read(argv, environ))
+
+
+# --- what is rendered ------------------------------------------------------------------------------------
+
+
+def test_the_gateways_plist_key_by_key(tmp_path: Path, environ: dict[str, str]) -> None:
+    variables = environ | {
+        "ROUNDHOUSE_LOG_LEVEL": "debug",
+        "HF_HOME": "/models",
+        lifeline.VARIABLE: "7",
+        "EDITOR": "ed",
+    }
+    flags = ["--port=8123", "--max-waiting=3", "--stop-timeout=7.5", "--deaths-max=4"]
+    gateway = plists(tmp_path, flags, variables)["mlx-roundhouse.gateway"]
+    program = gateway.pop("ProgramArguments")
+    logs = tmp_path / "Library/Logs/roundhouse"
+    assert gateway == {
+        "Label": "mlx-roundhouse.gateway",
+        "EnvironmentVariables": {**environ, "ROUNDHOUSE_LOG_LEVEL": "debug", "HF_HOME": "/models"},
+        "WorkingDirectory": str(Path.cwd()),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 5,
+        "ExitTimeOut": 18,
+        "ProcessType": "Interactive",
+        "SoftResourceLimits": {"NumberOfFiles": 8192},
+        "StandardOutPath": str(logs / "gateway.log"),
+        "StandardErrorPath": str(logs / "gateway.log"),
+        "Umask": 0o077,
+        "Sockets": {
+            "http": {
+                "SockNodeName": "127.0.0.1",
+                "SockServiceName": "8123",
+                "SockType": "stream",
+                "SockFamily": "IPv4",
+            }
+        },
+    }
+    assert Path(program[0]).is_absolute()
+    end = program.index("--")
+    assert program[program.index("deploy.units.launched") + 1 : end] == [
+        f"--starts-file={logs / 'gateway.starts'}",
+        "--starts-max=5",
+        "--socket=http",
+    ]
+    # No endpoint: it makes the folder of the default one itself, anew after a reboot.
+    command = program[end + 1 :]
+    assert command[0] == program[0]
+    assert command[command.index("broker") + 1 :] == ["--port=8123", "--max-waiting=3", "--log-level=debug"]
+
+
+def test_a_worker_is_a_job_of_its_own_that_goes_where_the_gateway_is(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    worker = plists(tmp_path, ["--port=8123", "--model=some/model"], environ)["mlx-roundhouse.worker"]
+    assert "Sockets" not in worker
+    program = worker["ProgramArguments"]
+    assert program[program.index("worker") + 1 :] == [
+        f"--endpoint=ipc://{tmp_path}/run/roundhouse/8123.sock",
+        "--model=some/model",
+    ]
+    assert not any(word.startswith("--socket") for word in program)
+
+
+def test_an_endpoint_that_was_chosen_is_told_to_both(tmp_path: Path, environ: dict[str, str]) -> None:
+    for plist in plists(tmp_path, ["--endpoint=tcp://127.0.0.1:5555"], environ).values():
+        assert "--endpoint=tcp://127.0.0.1:5555" in plist["ProgramArguments"]
+
+
+@pytest.mark.parametrize(
+    ("host", "node", "family", "stream"),
+    [
+        ("0.0.0.0", "0.0.0.0", "IPv4", "0.0.0.0:9000"),
+        ("localhost", "127.0.0.1", "IPv4", "127.0.0.1:9000"),
+        ("::1", "::1", "IPv6", "[::1]:9000"),
+    ],
+)
+def test_both_managers_listen_where_the_gateway_would(
+    host: str, node: str, family: str, stream: str, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text(f'[gateway]\nhost = "{host}"\nport = 9000')
+    flags = ["--config", str(file)]
+    told = plists(tmp_path, flags, environ)["mlx-roundhouse.gateway"]["Sockets"]["http"]
+    assert (told["SockNodeName"], told["SockServiceName"], told["SockFamily"]) == (node, "9000", family)
+    assert parse(units(tmp_path, flags, environ)[SOCKET])["Socket"]["ListenStream"] == [stream]
+
+
+def test_the_units_say_what_systemd_is_to_do(tmp_path: Path, environ: dict[str, str]) -> None:
+    variables = environ | {"HF_HOME": "/my models"}
+    files = units(tmp_path, ["--port=8123", "--stop-timeout=7.5", "--deaths-max=4"], variables)
+    assert sorted(files) == sorted([GATEWAY, SOCKET, WORKER])
+    for name in (GATEWAY, WORKER):
+        unit = parse(files[name])
+        assert unit["Unit"]["StartLimitIntervalSec"] == ["300"]
+        assert unit["Unit"]["StartLimitBurst"] == ["5"]
+        told = unit["Service"]
+        program = shlex.split(told.pop("ExecStart")[0])
+        assert Path(program[0]).is_absolute()
+        assert {key: values[0] for key, values in told.items()} == {
+            "Type": "exec",
+            "WorkingDirectory": str(Path.cwd()),
+            "Environment": '"HF_HOME=/my models"',
+            "Restart": "on-failure",
+            "RestartSec": "0.5",
+            "RestartPreventExitStatus": "78",
+            "KillMode": "mixed",
+            "TimeoutStopSec": "17.5",
+            "LimitNOFILE": "8192:65536",
+            "UMask": "0077",
+        }
+        assert unit["Install"] == {"WantedBy": ["default.target"]}
+    assert parse(files[GATEWAY])["Unit"]["Requires"] == parse(files[GATEWAY])["Unit"]["After"] == [SOCKET]
+    assert "Requires" not in parse(files[WORKER])["Unit"]
+    assert parse(files[SOCKET])["Socket"] == {"ListenStream": ["127.0.0.1:8123"], "Backlog": ["2048"]}
+    assert parse(files[SOCKET])["Install"] == {"WantedBy": ["sockets.target"]}
+
+
+def test_systemd_finds_nothing_to_say_against_the_units(tmp_path: Path, environ: dict[str, str]) -> None:
+    files = units(tmp_path, ["--model", 'a "b" %n $HOME \\d'], environ | {"ROUNDHOUSE_X": "%h \\ $x"})
+    folder = tmp_path / "units"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        # What verify would refuse and can be told without it: a file it cannot read as sections and keys.
+        assert all(section in ("Unit", "Service", "Socket", "Install") for section in parse(text))
+    if shutil.which("systemd-analyze"):
+        words = ["systemd-analyze", "verify", "--user", "--man=no", *map(str, folder.iterdir())]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=40))
+def test_a_word_reaches_the_process_as_it_was_given(word: str) -> None:
+    job = Job(
+        name="worker", argv=["/python", word], environment={}, folder=Path("/"),
+        stop_timeout_s=1, starts_max=1, window_s=1,
+    )  # fmt: skip
+    (line,) = parse(service_unit(job))["Service"]["ExecStart"]
+    # Neither a variable nor a specifier is left for systemd to fill in.
+    assert "%" not in line.replace("%%", "")
+    assert "$" not in line.replace("$$", "")
+    assert shlex.split(line.replace("%%", "%").replace("$$", "$")) == ["/python", word]
+
+
+# --- what is installed -----------------------------------------------------------------------------------
+
+
+class Systemctl:
+    """systemd's part in it: what is known, enabled, active, and how often each was started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.known: set[str] = set()
+        self.enabled: set[str] = set()
+        self.active: set[str] = set()
+        self.starts: list[str] = []
+        self.refuses = ""
+        self.patience_s: dict[str, float] = {}
+        """How long the last command of each kind was waited for."""
+
+    def __call__(
+        self, words: Sequence[str], within_s: float = COMMAND_S_MAX
+    ) -> subprocess.CompletedProcess[str]:
+        self.patience_s[words[2]] = within_s
+        assert words[:2] == ["systemctl", "--user"]
+        verb, names = words[2], [word for word in words[3:] if not word.startswith("--")]
+        if verb == self.refuses:
+            return subprocess.CompletedProcess(words, 1, "", "Failed to connect to bus: No medium found")
+        if verb == "daemon-reload":
+            self.known = {path.name for path in self.folder.glob("*.s*")}
+            return subprocess.CompletedProcess(words, 0, "", "")
+        if missing := set(names) - self.known:
+            return subprocess.CompletedProcess(words, 5, "", f"Unit {min(missing)} not loaded.")
+        match verb:
+            case "enable":
+                self.enabled |= set(names)
+            case "disable":
+                assert "--now" in words
+                self.enabled -= set(names)
+                self.active -= set(names)
+            case "restart":
+                self.starts += names
+                self.active |= set(names)
+            case "start":
+                self.starts += [name for name in names if name not in self.active]
+                self.active |= set(names)
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path) -> Systemctl:
+    return Systemctl(tmp_path / ".config/systemd/user")
+
+
+@pytest.fixture
+def manager(tmp_path: Path, systemctl: Systemctl) -> Systemd:
+    return Systemd(tmp_path, {}, systemctl)
+
+
+def test_installed_all_is_enabled_and_runs_and_its_files_are_private(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    service.install(manager, service.read([], environ))
+    assert systemctl.enabled == systemctl.active == {GATEWAY, SOCKET, WORKER}
+    assert sorted(systemctl.starts) == sorted([GATEWAY, SOCKET, WORKER])
+    assert sorted(path.name for path in manager.folder.iterdir()) == sorted([GATEWAY, SOCKET, WORKER])
+    assert {stat.S_IMODE(path.stat().st_mode) for path in manager.folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("flags", "restarted"),
+    [
+        ([], []),
+        (["--max-waiting=1"], [GATEWAY]),  # its socket goes on listening
+        (["--model=x"], [WORKER]),
+        (["--port=9000"], [GATEWAY, SOCKET, WORKER]),
+    ],
+)
+def test_installed_again_only_what_has_changed_starts_anew(
+    flags: list[str], restarted: list[str], manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    service.install(manager, service.read([], environ))
+    systemctl.starts.clear()
+    assert sorted(service.install(manager, service.read(flags, environ))) == sorted(restarted)
+    assert sorted(systemctl.starts) == sorted(restarted)
+
+
+def test_a_reload_restarts_the_worker_alone(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    assert service.reload(manager) == []
+    service.install(manager, service.read([], environ))
+    systemctl.starts.clear()
+    assert service.reload(manager) == [WORKER]
+    assert systemctl.starts == [WORKER]
+
+
+@pytest.mark.parametrize(
+    ("way", "gateway_s", "worker_s"),
+    [("nowhere", 10, 10), ("flag", 10, 600), ("variable", 600, 600), ("serve", 10, 600), ("worker", 10, 600),
+     ("gateway", 600, 10)],
+)  # fmt: skip
+def test_who_has_longer_to_end_requests_is_killed_later(
+    way: str, gateway_s: float, worker_s: float, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text(f"[{way}]\ndrain_timeout = 600" if way in ("serve", "worker", "gateway") else "")
+    flags = ["--stop-timeout=7", "--config", str(file), *(["--drain-timeout=600"] if way == "flag" else [])]
+    if way == "variable":
+        environ |= {"ROUNDHOUSE_DRAIN_TIMEOUT": "600"}
+    jobs = {job.name: job for job in service.read(flags, environ)}
+    assert jobs["gateway"].stop_timeout_s == 7 + gateway_s
+    assert jobs["worker"].stop_timeout_s == 7 + worker_s
+    agents = plists(tmp_path, flags, environ)
+    assert agents["mlx-roundhouse.worker"]["ExitTimeOut"] == 7 + worker_s
+    assert parse(units(tmp_path, flags, environ)[WORKER])["Service"]["TimeoutStopSec"] == [f"{7 + worker_s}"]
+
+
+def test_whoever_stops_a_worker_that_drains_for_long_waits_as_long(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    service.install(manager, service.read(["--drain-timeout=600"], environ))
+    service.reload(manager)
+    assert systemctl.patience_s["restart"] > 600
+    service.remove(manager)
+    assert systemctl.patience_s["disable"] > 600
+    assert systemctl.patience_s["daemon-reload"] == COMMAND_S_MAX
+
+
+def test_a_job_that_runs_is_given_what_launchd_knows_of_it_though_its_file_is_newer(tmp_path: Path) -> None:
+    waits = {}
+
+    def launchctl(words: Sequence[str], within_s: float = 0.0) -> subprocess.CompletedProcess[str]:
+        waits[words[1]] = within_s
+        known = words[1] == "print" and "bootout" not in waits
+        return subprocess.CompletedProcess(words, 0 if known else 113, "x = {\n\texit timeout = 600\n}", "")
+
+    manager = Launchd(tmp_path, {}, 501, launchctl)
+    manager.folder.mkdir(parents=True)
+    (manager.folder / "mlx-roundhouse.worker.plist").write_bytes(plistlib.dumps({"ExitTimeOut": 20}))
+    manager.unload(["mlx-roundhouse.worker.plist"])
+    assert waits["bootout"] > 600
+
+
+def test_removed_nothing_is_left_and_files_of_others_are(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    service.install(manager, service.read([], environ))
+    (manager.folder / "other.service").touch()
+    assert sorted(service.remove(manager)) == sorted([GATEWAY, SOCKET, WORKER])
+    assert [path.name for path in manager.folder.iterdir()] == ["other.service"]
+    assert systemctl.enabled == systemctl.active == set()
+    assert systemctl.known == {"other.service"}
+    assert service.remove(manager) == []
+
+
+def test_a_manager_that_does_not_answer_is_an_error_before_anything_is_written(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    systemctl.refuses = "daemon-reload"
+    with pytest.raises(ServiceError, match="No medium found"):
+        service.install(manager, service.read([], environ))
+    assert not manager.folder.exists()
+
+
+def test_what_the_manager_refuses_is_told_in_its_words(
+    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+) -> None:
+    systemctl.refuses = "enable"
+    with pytest.raises(ServiceError, match=r"systemctl --user enable .*No medium found"):
+        service.install(manager, service.read([], environ))
+    # And can be undone all the same.
+    assert len(service.remove(manager)) == 3
+    assert list(manager.folder.iterdir()) == []
+
+
+# --- what runs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "pid", "last_exit"),
+    [
+        ("LoadState=not-found MainPID=0", None, "not-found"),
+        ("LoadState=loaded MainPID=12 ExecMainCode=0 ExecMainStatus=0 NRestarts=0", 12, ""),
+        ("LoadState=loaded MainPID=12 ExecMainCode=0 ExecMainStatus=0 NRestarts=3", 12, "3 restarts"),
+        ("LoadState=loaded MainPID=0 ExecMainCode=1 ExecMainStatus=78 Result=exit-code", None, "status 78"),
+        (
+            "LoadState=loaded MainPID=0 ExecMainCode=2 ExecMainStatus=9 NRestarts=11 Result=start-limit-hit",
+            None,
+            "SIGKILL (given up), 11 restarts",
+        ),
+        ("LoadState=loaded MainPID=0 ExecMainCode=0 ExecMainStatus=0 Result=success", None, ""),
+    ],
+)
+def test_what_systemd_shows_is_understood(shown: str, pid: int | None, last_exit: str) -> None:
+    assert read_systemd("worker", shown.replace(" ", "\n") + "\n") == Status("worker", pid, last_exit)
+
+
+@pytest.mark.parametrize(
+    ("printed", "pid", "last_exit"),
+    [
+        (None, None, "not loaded"),
+        ("\tstate = running\n\n\tpid = 12\n\tlast exit code = (never exited)", 12, ""),
+        ("\tstate = not running\n\tlast exit code = 70: EX_SOFTWARE", None, "70: EX_SOFTWARE"),
+        ("\tsockets = {\n\t\tpid = 7\n\t}\n\tlast terminating signal = Killed: 9", None, "Killed: 9"),
+    ],
+)
+def test_what_launchctl_prints_is_understood(printed: str | None, pid: int | None, last_exit: str) -> None:
+    text = None if printed is None else f"gui/501/x = {{\n{printed}\n}}\n"
+    assert read_launchd("worker", text) == Status("worker", pid, last_exit)
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("platform", "file"), [("linux", ".service"), ("darwin", ".plist")])
+def test_a_dry_run_prints_the_files_without_secrets_and_changes_nothing(
+    platform: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.command.cli.sys.platform", platform)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    result = CliRunner().invoke(app, ["service", "install", "--model=some/model", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert f"{file}\n" in result.stdout
+    assert "--model=some/model" in result.stdout
+    assert "HF_TOKEN" in result.stdout
+    assert "secret" not in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(("platform", "tool"), [("linux", "systemctl"), ("darwin", "launchctl")])
+def test_without_a_service_manager_it_says_so_and_leaves_nothing(
+    platform: str, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.command.cli.sys.platform", platform)
+    monkeypatch.setenv("PATH", "")
+    result = CliRunner().invoke(app, ["service", "install"])
+    assert (result.exit_code, result.stderr) == (78, f"roundhouse service: {tool} is not on this machine\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_wrong_flags_are_told_before_anything_is_installed(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["service", "install", "--port=many"])
+    assert result.exit_code == 78
+    assert "port: Expected" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_status_without_an_installation_says_so_with_status_1() -> None:
+    result = CliRunner().invoke(app, ["service", "status"])
+    assert (result.exit_code, result.stdout) == (1, "nothing is installed\n")
+
+
+def test_a_command_that_is_there_is_run_and_its_failure_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "systemctl"
+    tool.write_text(f"#!{sys.executable}\nimport sys; sys.exit('no bus for ' + ' '.join(sys.argv[1:]))\n")
+    tool.chmod(0o700)
+    monkeypatch.setattr("deploy.command.cli.sys.platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(app, ["service", "install"])
+    assert result.exit_code == 78
+    assert "no systemd of yours to talk to: no bus for --user daemon-reload" in result.stderr
+
+
+def test_api_keys_are_the_gateways_alone_and_on_no_command_line(environ: dict[str, str]) -> None:
+    gateway, worker = service.read(["--api-keys=sk-very-secret-key"], environ)
+    assert gateway.environment == {"ROUNDHOUSE_API_KEYS": "sk-very-secret-key"}
+    assert worker.environment == {}
+    assert not any("very-secret" in word for job in (gateway, worker) for word in job.argv)
+
+
+def test_secrets_are_masked_for_showing_only(environ: dict[str, str]) -> None:
+    jobs = service.read([], environ | {"HF_TOKEN": "abc", "ROUNDHOUSE_API_KEYS": "def", "HF_HOME": "/x"})
+    assert [replace(job, environment={}) for job in service.masked(jobs)] == [
+        replace(job, environment={}) for job in jobs
+    ]
+    assert service.masked(jobs)[0].environment == {
+        "HF_TOKEN": "(not shown)",
+        "ROUNDHOUSE_API_KEYS": "(not shown)",
+        "HF_HOME": "/x",
+    }
+
+
+def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str], tmp_path: Path) -> None:
+    argv = ["--model=org/a", "--model=b=org/b", "--memory-budget=1GiB"]
+    [job] = service.read(argv, environ | {"ROUNDHOUSE_API_KEYS": "rh-1", "HOME": "/x"})
+    assert job.name == "serve"
+    assert list(job.argv[-5:]) == ["deploy", "serve", *argv]
+    assert job.environment == {"ROUNDHOUSE_API_KEYS": "rh-1"}
+    assert job.address is None
+    files = Systemd(tmp_path, environ, Agents()).files([job])
+    assert list(files) == ["roundhouse-serve.service"]
+    with pytest.raises(SettingsError, match="name a file"):
+        service.read([*argv, "--api-key=rh-2"], environ)

@@ -1,0 +1,82 @@
+"""Which rows share a batch: within bounds, in as few groups as that takes."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.caches.grouping import (
+    COLUMNS_STEP,
+    RATIO_JOINED,
+    RATIO_MAX,
+    columns_for,
+    is_fine,
+    partition,
+    place,
+    ratio,
+)
+
+lengths = st.lists(st.one_of(st.integers(1, 4000), st.sampled_from([1, 256, 257, 32768])), max_size=9)
+
+
+def by_length(numbers: list[int], groups: list[list[int]]) -> list[list[int]]:
+    return [[numbers[row] for row in group] for group in groups]
+
+
+def best_ratio(numbers: list[int], count: int) -> float:
+    """Over all ways to cut the rows, in order of length, into `count` groups."""
+    ordered = sorted(numbers)
+    ratios = []
+    for cuts in itertools.combinations(range(1, len(ordered)), count - 1):
+        ends = [0, *cuts, len(ordered)]
+        ratios.append(ratio([ordered[a:b] for a, b in itertools.pairwise(ends)]))
+    return min(ratios, default=1.0)
+
+
+@given(lengths, st.sampled_from([RATIO_MAX, RATIO_JOINED, 1.0]))
+def test_a_partition_has_every_row_once_and_as_few_groups_as_can_be(numbers: list[int], limit: float) -> None:
+    groups = partition(numbers, limit)
+    assert sorted(row for group in groups for row in group) == list(range(len(numbers)))
+    assert all(groups)
+    assert ratio(by_length(numbers, groups)) <= limit
+    if len(groups) > 1:
+        assert best_ratio(numbers, len(groups) - 1) > limit
+        assert ratio(by_length(numbers, groups)) <= best_ratio(numbers, len(groups)) + 1e-9
+
+
+@given(lengths)
+def test_rows_placed_one_by_one_stay_within_bounds(numbers: list[int]) -> None:
+    groups: list[list[int]] = []
+    for number in numbers:
+        index = place(groups, number)
+        if index == len(groups):
+            groups.append([])
+        groups[index].append(number)
+        assert ratio(groups) <= RATIO_MAX
+
+
+def test_rows_of_like_length_share_one_batch() -> None:
+    assert is_fine([[1000, 1100, 900]])
+    assert place([[1000, 1100, 900]], 950) == 0
+    assert len(partition([900, 1000, 1100, 950])) == 1
+
+
+def test_one_long_row_does_not_widen_all_the_others() -> None:
+    assert place([[100] * 15], 30000) == 1
+    assert sorted(map(len, partition([100] * 15 + [30000]))) == [1, 15]
+
+
+def test_groups_are_joined_when_one_would_do() -> None:
+    assert not is_fine([[1000, 1000], [1100]])
+    assert is_fine([[100] * 15, [30000]])
+    assert is_fine([])
+
+
+def test_columns_are_counted_in_steps() -> None:
+    assert [columns_for(tokens) for tokens in (1, COLUMNS_STEP, COLUMNS_STEP + 1)] == [
+        COLUMNS_STEP,
+        COLUMNS_STEP,
+        2 * COLUMNS_STEP,
+    ]

@@ -1,0 +1,137 @@
+"""What top-p, top-k and min-p leave, against upstream's own functions and against sorting."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
+from worker.contract import Draw
+from worker.engine.sampling.distribution import LEADING_MAX
+from worker.engine.sampling.ranking import leading, normalizer, nucleus
+from worker.engine.sampling.sampler import Row, Sampler
+
+VOCABULARY = 700
+FILTERS = [
+    Draw(top_p=0.9),
+    Draw(top_p=0.4, top_k=7),
+    Draw(top_k=12),
+    Draw(min_p=0.2),
+    Draw(top_p=0.95, top_k=40, min_p=0.05),
+    Draw(top_p=0.95, min_p=0.02),
+    Draw(top_p=0.01),
+    Draw(),
+    Draw(top_k=LEADING_MAX),
+    Draw(top_k=LEADING_MAX + 1),
+    Draw(top_k=400, top_p=0.999),
+    Draw(top_k=VOCABULARY),
+    Draw(top_k=VOCABULARY + 1000),
+]
+
+
+def with_temperature(draw: Draw, seed: int, temperature: float) -> Draw:
+    return Draw(seed=seed, temperature=temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p)
+
+
+def upstream_logprobs(logits: mx.array, draw: Draw) -> mx.array:
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    if draw.top_p < 1:
+        logprobs = apply_top_p(logprobs, draw.top_p)
+    if draw.min_p:
+        logprobs = apply_min_p(logprobs, draw.min_p)
+    if 0 < draw.top_k < logits.shape[-1]:
+        logprobs = apply_top_k(logprobs, draw.top_k)
+    return logprobs
+
+
+def drawn_tokens(logits: mx.array, temperature: float, calls: int) -> list[list[int]]:
+    """For each filter the tokens of 1,000 rows in each of so many calls, all filters in one batch."""
+    draws = [with_temperature(draw, seed, temperature) for draw in FILTERS for seed in range(1000)]
+    sampler = Sampler([Row(draw, [0], 1) for draw in draws])
+    batch = mx.broadcast_to(logits, (len(draws), VOCABULARY))
+    tokens = [np.array(sampler(batch, [1 + call] * len(draws)).tokens) for call in range(calls)]
+    result: list[list[int]] = np.stack(tokens, axis=-1).reshape(len(FILTERS), -1).tolist()
+    return result
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_draw_every_token_that_upstream_keeps_and_no_other(seed: int) -> None:
+    # At this temperature what is kept is all but equally likely: every token turns up.
+    logits = 3 * mx.random.normal((1, VOCABULARY), key=mx.random.key(seed))
+    for draw, tokens in zip(FILTERS, drawn_tokens(logits, 1e4, 8), strict=True):
+        kept = np.flatnonzero(np.array(upstream_logprobs(logits, draw))[0] > -np.inf)
+        assert sorted(set(tokens)) == kept.tolist(), draw
+
+
+def test_what_is_left_is_drawn_at_the_temperature() -> None:
+    calls, temperature = 4, 0.6
+    logits = mx.random.normal((1, VOCABULARY), key=mx.random.key(5))
+    for draw, tokens in zip(FILTERS, drawn_tokens(logits, temperature, calls), strict=True):
+        expected = 1000 * calls * np.array(mx.softmax(upstream_logprobs(logits, draw) / temperature))[0]
+        counts = Counter(tokens)
+        often = [token for token in range(VOCABULARY) if expected[token] > 5]
+        chi_square = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in often)
+        assert chi_square < len(often) + 4 * (2 * len(often)) ** 0.5 + 6, draw
+
+
+rows_of_logits = st.tuples(
+    st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3000), st.floats(0.0, 12.0), st.booleans()
+)
+
+
+def made(seed: int, rows: int, vocabulary: int, spread: float, is_coarse: bool) -> np.ndarray:
+    logits = spread * np.random.default_rng(seed).standard_normal((rows, vocabulary))
+    return (np.round(logits) if is_coarse else logits).astype(np.float32)  # coarse: many equals
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows_of_logits, st.integers(1, 300))
+def test_the_leading_tokens_are_the_first_of_a_sort_and_equals_stand_by_id(
+    shape: tuple[int, int, int, float, bool], count: int
+) -> None:
+    logits = made(*shape)
+    tokens, values = leading(mx.array(logits), count)
+    expected = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    assert np.array_equal(np.array(tokens), expected)
+    assert np.array_equal(np.array(values), np.take_along_axis(logits, expected, axis=-1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows_of_logits, st.floats(0.0, 1.0, exclude_max=True))
+def test_the_nucleus_is_the_fewest_likeliest_tokens_with_enough_mass(
+    shape: tuple[int, int, int, float, bool], top_p: float
+) -> None:
+    logits = made(*shape)
+    kept = np.array(nucleus(mx.array(logits), mx.array([[top_p]] * len(logits))))
+    for row, is_kept in zip(logits.astype(np.float64), kept, strict=True):
+        probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        assert is_kept.any()
+        # What differs by less than the rounding of an exponential, or of a fixed-point mass, counts as equal.
+        bar = probabilities[is_kept].min() * (1 + 1e-5) + 2e-9
+        assert not (probabilities[~is_kept] > bar).any()
+        assert probabilities[is_kept].sum() >= top_p - 1e-5
+        assert probabilities[probabilities > bar].sum() <= top_p + 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows_of_logits)
+def test_the_normalizer_is_the_logarithm_of_the_sum(shape: tuple[int, int, int, float, bool]) -> None:
+    logits = made(*shape)
+    expected = np.log(np.exp(logits.astype(np.float64) - logits.max()).sum(axis=-1)) + logits.max()
+    assert np.allclose(np.array(normalizer(mx.array(logits)))[:, 0], expected, atol=2e-5)
+
+
+def test_a_row_without_filters_keeps_its_whole_tail_beside_one_with() -> None:
+    # A sharp peak: the mass above the tail rounds to exactly 1.
+    logits = mx.concatenate([mx.array([[60.0]]), mx.zeros((1, VOCABULARY - 1))], axis=1)
+    rows = 6000
+    draws = [Draw(seed=seed, temperature=1e4, top_p=0.5 if seed % 2 else 1.0) for seed in range(rows)]
+    sampler = Sampler([Row(draw, [0], 1) for draw in draws])
+    tokens = sampler(mx.broadcast_to(logits, (rows, VOCABULARY)), [1] * rows).tokens.tolist()
+    assert len(set(tokens[::2])) > 0.95 * VOCABULARY
+    assert set(tokens[1::2]) == {0}

@@ -1,0 +1,221 @@
+"""Bias, penalties and their counts, likelihoods: against NumPy, token by token, and in changing company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.contract import Draw, Likelihood
+from worker.engine.sampling.sampler import Row, Sampled, Sampler
+
+VOCABULARY = 130
+PENALIZED = [
+    Draw(repetition_penalty=1.7),
+    Draw(repetition_penalty=0.6),
+    Draw(presence_penalty=1.5),
+    Draw(frequency_penalty=0.8),
+    Draw(frequency_penalty=-0.2, presence_penalty=-0.3),
+    Draw(
+        repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4, logit_bias=((9, 2.5), (4, -1.0))
+    ),
+    Draw(repetition_penalty=1.3, logit_bias=((3, -inf), (5, -100.0), (6, 100.0))),
+    Draw(logit_bias=((8, -inf), (9, 1.5))),
+    Draw(),
+]
+
+
+def adjusted(logits: np.ndarray, draw: Draw, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
+    """What the fields of `Draw` say, one token at a time."""
+    result = logits.astype(np.float64)
+    for token, bias in draw.logit_bias:
+        result[token] += bias
+    for token in {*prompt, *answer}:
+        factor = draw.repetition_penalty
+        result[token] = result[token] / factor if result[token] > 0 else result[token] * factor
+    for token in set(answer):
+        result[token] -= draw.presence_penalty + draw.frequency_penalty * list(answer).count(token)
+    return result
+
+
+def logits_at(name: int, position: int) -> mx.array:
+    """What a model would say in a row at a position: [vocabulary], the same in every company."""
+    return 1.5 * mx.random.normal((VOCABULARY,), key=mx.random.key(1000 * name + position))
+
+
+@pytest.mark.parametrize("answered", [0, 5])
+def test_greedy_rows_take_the_best_token_by_numpys_count_of_all_before(answered: int) -> None:
+    prompts = [[row, 9, 9, 50] for row in range(len(PENALIZED))]
+    answers = [[60, 61, 60, 62, 9][:answered] for _ in PENALIZED]
+    sampler = Sampler([Row(draw, p + a, 4) for draw, p, a in zip(PENALIZED, prompts, answers, strict=True)])
+    changed = 0
+    for step in range(60):
+        logits = mx.stack([logits_at(0, step % 3)] * len(PENALIZED))  # few different ones: tokens come again
+        tokens = sampler(logits, [4 + answered + step] * len(PENALIZED)).tokens.tolist()
+        for row, draw in enumerate(PENALIZED):
+            expected = adjusted(np.array(logits[row]), draw, prompts[row], answers[row])
+            assert tokens[row] == int(expected.argmax()), (draw, step)
+            changed += tokens[row] != tokens[-1]
+            answers[row].append(tokens[row])
+    assert changed > 200
+
+
+def test_penalties_come_before_the_filters_and_the_temperature() -> None:
+    draw = Draw(temperature=1e4, top_k=5, presence_penalty=50.0, logit_bias=((7, 60.0), (100, -inf)))
+    logits = mx.broadcast_to(mx.arange(VOCABULARY, dtype=mx.float32) / 10, (3000, VOCABULARY))
+    rows = [Row(replace(draw, seed=seed), [129, 128, 127, 3], 2) for seed in range(3000)]
+    tokens = set(Sampler(rows)(logits, [4] * 3000).tokens.tolist())
+    assert tokens == {7, 129, 128, 126, 125}  # 127 was answered; the prompt's tokens are not penalized
+
+
+def test_a_banned_token_is_never_drawn_and_a_bias_of_minus_100_is_only_an_addition() -> None:
+    logits = mx.zeros((2000, 4)) + mx.array([[500.0, 450.0, 1.0, 0.0]])
+    draws = [Draw(seed=s, temperature=1e3, logit_bias=((0, -inf), (1, -100.0))) for s in range(2000)]
+    tokens = Sampler([Row(draw, [0], 1) for draw in draws])(logits, [1] * 2000).tokens.tolist()
+    assert set(tokens) == {1, 2, 3}
+    greedy = [Row(Draw(logit_bias=((0, bias),)), [0], 1) for bias in (-inf, -100.0, -10.0)]
+    assert Sampler(greedy)(logits[:3], [1] * 3).tokens.tolist() == [1, 1, 0]
+
+
+def test_tokens_beyond_the_vocabulary_are_passed_over() -> None:
+    draw = Draw(repetition_penalty=2.0, frequency_penalty=1.0, logit_bias=((4, 9.0), (10**9, 9.0), (-1, 9.0)))
+    logits = mx.array([[1.0, 3.0, 2.5, 0.0]])
+    sampler = Sampler([Row(draw, [10**6, 4, 1, 2**31], 3)])
+    assert [sampler(logits, [4 + step]).tokens.item() for step in range(2)] == [2, 1]
+
+
+def test_the_counts_belong_to_one_sampler_at_a_time() -> None:
+    row = Row(Draw(presence_penalty=1.0), [1, 2], 1)
+    logits = logits_at(0, 0)[None]
+    sampler = Sampler([row])
+    sampler(logits, [2])
+    with pytest.raises(AssertionError, match="another sampler"):
+        Sampler([row])(logits, [3])
+    sampler.release()
+    sampler.release()
+    Sampler([row])(logits, [3])
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_likelihoods_are_the_models_own_whatever_is_done_to_the_logits(dtype: mx.Dtype) -> None:
+    draws = [
+        Draw(logprobs=0),
+        Draw(),
+        Draw(logprobs=4, temperature=2.0, top_k=3, seed=5),
+        Draw(logprobs=2, logit_bias=((7, 50.0),), repetition_penalty=1.5),
+        Draw(logprobs=VOCABULARY + 5, forced=(11,)),
+    ]
+    logits = mx.stack([logits_at(1, 0)] * len(draws)).astype(dtype)
+    sampled = Sampler([Row(draw, [7], 1) for draw in draws])(logits, [1] * len(draws))
+    mx.eval(sampled.tokens, sampled.arrays)
+    tokens, likelihoods = sampled.tokens.tolist(), sampled.likelihoods()
+    assert tokens[3:] == [7, 11]
+    raw = np.array(logits.astype(mx.float32)).astype(np.float64)
+    logprobs = raw - np.log(np.exp(raw).sum(axis=-1, keepdims=True))
+    assert sorted(likelihoods) == [0, 2, 3, 4]
+    for row, likelihood in likelihoods.items():
+        expected = np.argsort(-raw[row], kind="stable")[: draws[row].logprobs]
+        assert likelihood.logprob == pytest.approx(logprobs[row, tokens[row]], abs=1e-5)
+        assert [token for token, _ in likelihood.top] == expected.tolist()
+        assert [value for _, value in likelihood.top] == pytest.approx(logprobs[row, expected], abs=1e-5)
+
+
+def test_no_row_asks_for_likelihoods_and_none_are_computed() -> None:
+    sampled = Sampler([Row(Draw(), [1], 1), Row(Draw(temperature=1.0), [1], 1)])(mx.zeros((2, 5)), [1, 1])
+    assert sampled.arrays == []
+    assert sampled.likelihoods() == {}
+
+
+settings_of_rows = st.builds(
+    Draw,
+    seed=st.integers(0, 2**63 - 1),
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 1.5]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
+    top_k=st.sampled_from([0, 0, 3, 20, 260]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.9]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.6]),
+    logit_bias=st.sampled_from([(), (), ((5, 4.0), (6, -inf))]),
+    forced=st.sampled_from([(), (), (4,), (3, 3, 90)]),
+    logprobs=st.sampled_from([None, None, 0, 2]),
+)
+
+
+@dataclass
+class Request:
+    """A row of the simulation: it joins at one step, draws so many tokens, and is made anew at another."""
+
+    draw: Draw
+    joins: int
+    length: int
+    renewed: int
+    answer: list[int]
+    likelihoods: list[Likelihood | None]
+
+
+def request_of(draw: Draw, joins: int, length: int, renewed: int) -> Request:
+    return Request(draw, joins, length, renewed, [], [])
+
+
+requests = st.lists(
+    st.builds(request_of, settings_of_rows, st.integers(0, 6), st.integers(1, 9), st.integers(1, 9)),
+    min_size=1,
+    max_size=5,
+)
+PROMPT = [1, 5, 20]
+
+
+def run(batch: dict[int, Request]) -> None:
+    """All requests as an engine would: rebuilt when the rows change, a step dispatched before one is read."""
+    rows: dict[int, Row] = {}
+    sampler = Sampler([])
+    pending: tuple[list[int], Sampled] | None = None
+    for step in range(max(request.joins + request.length for request in batch.values())):
+        active = [name for name, r in batch.items() if r.joins <= step < r.joins + r.length]
+        renewed = {name for name in active if step - batch[name].joins in (0, batch[name].renewed)}
+        if renewed or active != list(rows):
+            sampler.release()
+            if pending:
+                read(batch, *pending)
+            pending = None
+            made = {n: Row(batch[n].draw, PROMPT + batch[n].answer, len(PROMPT)) for n in renewed}
+            rows = {name: made.get(name) or rows[name] for name in active}
+            sampler = Sampler(list(rows.values()))
+        if not rows:
+            continue
+        positions = [len(PROMPT) + step - batch[name].joins for name in rows]
+        logits = mx.stack([logits_at(name, at) for name, at in zip(rows, positions, strict=True)])
+        sampled = sampler(logits, positions)
+        mx.async_eval(sampled.tokens, sampled.arrays)
+        if pending:
+            read(batch, *pending)
+        pending = list(rows), sampled
+    if pending:
+        read(batch, *pending)
+
+
+def read(batch: dict[int, Request], names: list[int], sampled: Sampled) -> None:
+    likelihoods = sampled.likelihoods()
+    for index, (name, token) in enumerate(zip(names, sampled.tokens.tolist(), strict=True)):
+        batch[name].answer.append(token)
+        batch[name].likelihoods.append(likelihoods.get(index))
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_a_row_draws_the_same_alone_and_among_rows_that_come_go_and_resume(batch: list[Request]) -> None:
+    run(dict(enumerate(batch)))
+    for name, request in enumerate(batch):
+        alone = request_of(request.draw, 0, request.length, 100)
+        run({name: alone})
+        assert request.answer == alone.answer
+        assert request.likelihoods == alone.likelihoods
+        assert request.answer[: len(request.draw.forced)] == list(request.draw.forced[: request.length])
+        assert len(request.answer) == request.length

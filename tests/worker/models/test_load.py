@@ -1,0 +1,252 @@
+"""Loading a model: what it is, whether it fits, and with which compiler it runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied, failure, nothing
+from worker.contract import Draw, NoRoomError
+from worker.engine import memory
+from worker.engine.memory import Memory
+from worker.models import load
+from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
+from worker.models.load import ModelLoader
+
+NAMES = ("dense", "hybrid", "sliding")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_is_loaded_warmed_up_and_described(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    reports: list[tuple[int, int]] = []
+    loader = ModelLoader(str(model_folder(name)))
+    assert loader.name == name
+    with caplog.at_level(logging.INFO):
+        model = loader.load(lambda done, total: reports.append((done, total)))
+    facts = model.facts
+    assert facts.name == name
+    assert facts.context_length == {"dense": 4096, "hybrid": 32768, "sliding": 4096}[name]
+    assert 400_000 < facts.parameters < 800_000
+    assert facts.batched
+    assert not facts.capabilities.images
+    assert facts.capabilities.tools
+    assert model.engine.cache_bytes() == 0
+    assert reports[0][0] == 0
+    assert reports[-1] == (reports[-1][1], reports[-1][1])
+    pattern = (
+        rf"loaded {name}: text model, \w+, \d+\.\dK parameters, \d\.\d MB, [\d.]+ GB left for caches, "
+        r"context \d+, in [\d.]+ s"
+    )
+    assert any(re.fullmatch(pattern, line) for line in caplog.messages)
+
+
+def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
+    loader = ModelLoader(None)
+    assert loader.name == "pocket"
+    model = loader.load(nothing)
+    assert model.facts.name == "pocket"
+    model.engine.start("row", [5], 1, Draw())
+    assert model.engine.step().tokens == {}
+    assert 0 <= model.engine.step().tokens["row"] < 2048
+
+
+def test_weights_are_evaluated_and_reported_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "GROUP_BYTES", 200_000)
+    reports: list[tuple[int, int]] = []
+    load.load_weights(model_folder("dense"), lambda done, total: reports.append((done, total)))
+    done = [done for done, _ in reports]
+    assert len(done) > 4
+    assert done == sorted(done)
+    assert reports[-1][0] == reports[-1][1]
+
+
+def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = copied(tmp_path, "hybrid", vision_config={"depth": 1})
+    assert read_config(folder, "x").kind == "vision"
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("text half only" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "length"),
+    [
+        ({"max_position_embeddings": 1234}, {}, 1234),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 99}}, {}, 99),
+        ({"max_position_embeddings": None, "n_positions": 512}, {}, 512),
+        ({"max_position_embeddings": None}, {"model_max_length": 2048}, 2048),
+        ({"max_position_embeddings": None}, {"model_max_length": int(1e30)}, CONTEXT_FALLBACK_TOKENS),
+        ({"max_position_embeddings": None}, {}, CONTEXT_FALLBACK_TOKENS),
+    ],
+)
+def test_the_context_length_is_found_where_it_stands(
+    tmp_path: Path, changes: dict[str, Any], tokenizer: dict[str, Any], length: int
+) -> None:
+    folder = copied(tmp_path, **changes)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert read_config(folder, "x").context_length == length
+
+
+def test_a_broken_generation_config_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = copied(tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    ModelLoader(str(folder)).load(nothing)
+    assert any("generation_config.json is passed over" in line for line in caplog.messages)
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
+    message = failure(folder, memory_limit_bytes=int(1.05 * size))
+    assert "its weights take 1.7 MB, and of 1.8 MB there may be used 1.6 MB" in message
+    assert "smaller" in message
+    assert "its weights" in failure(folder, memory_limit_bytes=2 * size, memory_headroom=0.6)
+    monkeypatch.setattr(memory, "look", lambda: Memory(total=1000, free=1000))
+    assert "0.0 MB" in failure(folder)
+
+
+def test_a_share_of_the_memory_holds_however_much_there_is() -> None:
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    model = ModelLoader(str(folder), memory_budget=size + 7, memory_headroom=0.0).load(nothing)
+    assert model.facts.cache_bytes_max == 7
+    assert "its weights" in failure(folder, memory_budget=size - 1)
+
+
+def test_a_model_is_called_as_it_is_told_and_is_what_it_is() -> None:
+    folder = str(model_folder("dense"))
+    one, other = (ModelLoader(folder, served_name=name).load(nothing).facts for name in ("small", None))
+    assert (one.name, other.name) == ("small", Path(folder).name)
+    assert one.identity == other.identity != one.fingerprint
+    another = ModelLoader(str(model_folder("hybrid"))).load(nothing).facts
+    assert another.identity != one.identity
+
+
+def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+    """What is found free at each look; at further ones, what was found last."""
+    found = iter(free)
+    monkeypatch.setattr(memory, "ROOM_LOOK_S", 0.0)
+    monkeypatch.setattr(memory, "look", lambda: Memory(total=2**30, free=next(found, free[-1])))
+
+
+def test_a_model_is_loaded_once_there_is_room_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory_becomes_free(monkeypatch, 0, 1000, 2000, 2**28)
+    model = ModelLoader(str(model_folder("dense"))).load(nothing)
+    assert model.facts.cache_bytes_max is not None
+    assert model.facts.cache_bytes_max < 2**28
+    assert caplog.text.count("waiting for memory") == 1
+
+
+def test_a_model_without_room_is_not_loaded_and_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_becomes_free(monkeypatch, 1000)
+    monkeypatch.setattr(memory, "ROOM_WAIT_S", 0.01)
+    monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
+    with pytest.raises(NoRoomError, match="Close other programs"):
+        ModelLoader(str(model_folder("dense"))).load(nothing)
+
+
+APPLE = {"max_recommended_working_set_size": 48 * 2**30}
+NVIDIA = {"total_memory": 80 * 2**30, "free_memory": 30 * 2**30}
+
+
+@pytest.mark.parametrize(
+    ("device", "wired", "found"),
+    [
+        (APPLE, 4, Memory(48 * 2**30, 48 * 2**30)),
+        (APPLE, 40, Memory(48 * 2**30, 24 * 2**30)),
+        (NVIDIA, 0, Memory(80 * 2**30, 30 * 2**30)),
+        ({}, 0, Memory(64 * 2**30, 50 * 2**30)),
+    ],
+    ids=["Apple", "Apple with much wired", "NVIDIA", "no GPU"],
+)
+def test_what_there_is_depends_on_the_machine(
+    device: dict[str, int], wired: int, found: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = SimpleNamespace(total=64 * 2**30, available=50 * 2**30, wired=wired * 2**30)
+    monkeypatch.setattr(memory.mx, "device_info", lambda: device)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: machine)
+    assert memory.look() == found
+
+
+def test_a_model_that_just_fits_is_loaded() -> None:
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    model = ModelLoader(str(folder), memory_limit_bytes=size + 7, memory_headroom=0.0).load(nothing)
+    assert model.facts.cache_bytes_max == 7
+
+
+def test_the_machine_has_memory() -> None:
+    found = memory.look()
+    assert 2**20 < found.free <= found.total
+
+
+# --- compilers -----------------------------------------------------------------------------------------
+
+_LOAD_AND_STEP = """
+import logging, sys
+logging.basicConfig(level="INFO", format="%(message)s")
+import mlx.core as mx
+mx.set_default_device(mx.cpu)  # a GPU's kernels need no C++ compiler
+from worker.contract import Draw
+from worker.models.load import ModelLoader
+engine = ModelLoader(sys.argv[1]).load(lambda done, total: None).engine
+engine.start("row", [5], 1, Draw())
+print([engine.step().tokens.get("row") for _ in range(9)][1:])
+"""
+
+
+def run_with_path(path: str, temporary: Path) -> tuple[str, str]:
+    """Load and run the sliding model, which has compiled functions, in a process that sees only `path`."""
+    temporary.mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-c", _LOAD_AND_STEP, str(model_folder("sliding"))],
+        env=os.environ | {"PATH": path, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    return ran.stdout, ran.stderr
+
+
+def broken_compiler(folder: Path) -> None:
+    compiler = folder / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no headers >&2\nexit 1\n')
+    compiler.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [(lambda folder: None, "no C++ compiler"), (broken_compiler, "compiler does not work")],
+)
+def test_a_model_runs_without_a_working_compiler(
+    tmp_path: Path, prepare: Callable[[Path], None], words: str
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    prepare(folder)
+    answer, log = run_with_path(str(folder), tmp_path / "without")
+    assert words in log
+    expected, log = run_with_path(os.environ["PATH"], tmp_path / "with")
+    assert "compiler" not in log
+    assert answer == expected

@@ -1,0 +1,305 @@
+"""Streamed text against the whole: equal, whatever the tokens are, up to the first stop string."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
+
+from tests.models.fixtures import model_folder
+from tests.models.tokenizer import token_bytes
+from worker.output.text import WINDOW_TOKENS_MAX, StopMatcher, TextPipeline, TextStream, Vocabulary
+
+ALPHABET = [
+    *"abc XYZ 0123 .,!?\n\t",
+    *"é ß ñ ạ e\u0301 n\u0303\u0323 क्षि ก็ 한 글",
+    *"你好世界。、東京タワー",
+    *"😀🎉🏳️‍🌈👩‍👩‍👧‍👦🇯🇵\u200d\ufe0f",
+    *"\ufffd\u00a0\u2028\ufeff",
+    " the",
+    "def main():\n    return",
+    "</think>",
+    "<tool_call>",
+]
+STRINGS = 10_000
+
+
+@cache
+def byte_level() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(model_folder("dense"))
+
+
+@cache
+def byte_fallback() -> Tokenizer:
+    """As in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens for everything unknown."""
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    for piece in ("▁", "▁▁", "▁the", "a", "b", "c", "X", "é", "你", "\ufffd", "▁\ufffd", "\n", "\u200d"):
+        vocabulary[piece] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    tokenizer.add_tokens(["<think>"])
+    return tokenizer
+
+
+def vocabulary_of(backend: Tokenizer, decoder: decoders.Decoder) -> Vocabulary:
+    backend.decoder = decoder
+    return Vocabulary(SimpleNamespace(backend_tokenizer=backend))  # type: ignore[arg-type]
+
+
+def spaces() -> list[decoders.Decoder]:
+    return [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+FALLBACK_DECODERS: dict[str, Callable[[], decoders.Decoder]] = {
+    "gemma": lambda: decoders.Sequence(spaces()),
+    "llama": lambda: decoders.Sequence([*spaces(), decoders.Strip(" ", 1, 0)]),
+    "metaspace": decoders.Metaspace,
+}
+
+
+def streamed(vocabulary: Vocabulary, tokens: list[int]) -> str:
+    pipeline = TextPipeline(vocabulary, ())
+    return "".join(map(pipeline.push, tokens)) + pipeline.flush()
+
+
+def random_text(rng: random.Random) -> str:
+    return "".join(rng.choices(ALPHABET, k=rng.randint(0, 30)))
+
+
+def test_ten_thousand_random_strings_stream_to_their_whole_text() -> None:
+    """Half as the tokenizer cuts them; half with any ids in between: special, unknown, broken UTF-8."""
+    rng = random.Random(0)
+    tokenizer, vocabulary = byte_level(), Vocabulary(byte_level())
+    for index in range(STRINGS):
+        text = random_text(rng)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        if index % 2:
+            for _ in range(rng.randint(1, 8)):
+                tokens.insert(rng.randint(0, len(tokens)), rng.randrange(2048))
+        whole = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert streamed(vocabulary, tokens) == whole
+        if index % 2 == 0:
+            assert whole == text
+
+
+@pytest.mark.parametrize("name", FALLBACK_DECODERS)
+def test_byte_fallback_tokens_stream_to_their_whole_text(name: str) -> None:
+    rng = random.Random(1)
+    backend = byte_fallback()
+    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS[name]())
+    size = backend.get_vocab_size()
+    for _ in range(3000):
+        tokens = backend.encode(random_text(rng).replace(" ", "▁")).ids
+        for _ in range(rng.randint(0, 6)):
+            place, token = rng.randint(0, len(tokens)), rng.choice([rng.randrange(size + 2), size - 1])
+            tokens.insert(place, token)
+        assert streamed(vocabulary, tokens) == backend.decode(tokens)
+
+
+def test_a_valid_run_of_bytes_that_turns_out_invalid_is_never_half_given() -> None:
+    backend = byte_fallback()
+    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS["gemma"]())
+    run = [byte + 1 for byte in "你".encode()] + [0xFF + 1]
+    pipeline = TextPipeline(vocabulary, ())
+    assert [pipeline.push(token) for token in run] == [""] * 4
+    assert pipeline.push(backend.token_to_id("a")) == "\ufffd" * 4 + "a"
+
+
+def test_a_tokenizer_without_a_fast_backend_streams_to_its_whole_text() -> None:
+    rng = random.Random(2)
+    tokenizer = ByT5Tokenizer()
+    vocabulary = Vocabulary(tokenizer)
+    for _ in range(300):
+        tokens = tokenizer.encode(random_text(rng), add_special_tokens=True)
+        for _ in range(rng.randint(0, 3)):
+            tokens.insert(rng.randint(0, len(tokens)), rng.randrange(259))
+        assert streamed(vocabulary, tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_text_is_given_out_with_the_token_that_completes_it() -> None:
+    tokenizer = byte_level()
+    pipeline = TextPipeline(Vocabulary(tokenizer), ())
+    for token in tokenizer.encode("What is the capital of France?"):
+        assert pipeline.push(token) == tokenizer.decode([token])
+    pieces = [pipeline.push(token) for token in tokenizer.encode("😀")]
+    assert pieces[-1] == "😀"
+    assert not any(pieces[:-1])
+    assert pipeline.flush() == ""
+
+
+def test_a_long_run_of_broken_bytes_is_given_out_on_the_way_and_in_linear_time() -> None:
+    tokenizer = byte_level()
+    broken = [token for token in range(256) if tokenizer.decode([token]) == "\ufffd"]
+    tokens = random.Random(3).choices(broken, k=20_000)
+    stream = TextStream(Vocabulary(tokenizer))
+    began = time.monotonic()
+    given = 0
+    for token in tokens:
+        given += len(stream.push(token))
+    assert time.monotonic() - began < 20
+    assert len(stream.rest()) <= 2 * WINDOW_TOKENS_MAX
+    assert given > 10_000
+
+
+def test_an_unfinished_character_is_flushed_as_the_whole_text_has_it() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("ok😀")[:-1]
+    pipeline = TextPipeline(Vocabulary(tokenizer), ())
+    assert "".join(map(pipeline.push, tokens)) == "ok"
+    assert "ok" + pipeline.flush() == tokenizer.decode(tokens)
+
+
+# --- spelling ------------------------------------------------------------------------------------------
+
+
+def spelled(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
+    pipeline = TextPipeline(vocabulary, ())
+    return b"".join(map(pipeline.spell, tokens))
+
+
+def test_byte_level_tokens_spell_the_text_whatever_they_divide() -> None:
+    rng = random.Random(4)
+    tokenizer, vocabulary = byte_level(), Vocabulary(byte_level())
+    for _ in range(500):
+        text = random_text(rng)
+        assert spelled(vocabulary, tokenizer.encode(text, add_special_tokens=False)) == text.encode()
+
+
+def test_every_byte_level_token_is_spelled_as_its_own_bytes() -> None:
+    backend = byte_level().backend_tokenizer
+    vocabulary = Vocabulary(byte_level())
+    expected = token_bytes(backend)
+    assert [vocabulary.spell(token) for token in range(len(expected))] == expected
+    assert {bytes([byte]) for byte in range(256)} <= {*expected}
+    assert vocabulary.spell(len(expected)) == b""
+
+
+@pytest.mark.parametrize("name", FALLBACK_DECODERS)
+def test_byte_fallback_tokens_spell_the_text_and_the_space_it_began_with(name: str) -> None:
+    rng = random.Random(5)
+    backend = byte_fallback()
+    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS[name]())
+    for _ in range(500):
+        tokens = backend.encode(random_text(rng).replace(" ", "▁")).ids
+        if name == "metaspace":  # which does not know of bytes
+            tokens = [token for token in tokens if token not in vocabulary.byte_tokens]
+        text = backend.decode(tokens)
+        assert spelled(vocabulary, tokens).decode() in (text, " " + text)
+    assert vocabulary.spell(0xE4 + 1) == b"\xe4"
+
+
+def test_plain_vocabularies_spell_their_words_and_what_is_between() -> None:
+    words = {"steam": 0, "##er": 1, "駅": 2, "[UNK]": 3}
+    pieces = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    assert spelled(vocabulary_of(pieces, decoders.WordPiece()), [2, 0, 1, 0]) == " 駅 steamer steam".encode()
+    bare = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary = Vocabulary(SimpleNamespace(backend_tokenizer=bare))  # type: ignore[arg-type]
+    assert spelled(vocabulary, [0, 2]) == f" {bare.decode([0, 2])}".encode()
+
+
+def test_special_tokens_spell_their_names() -> None:
+    assert Vocabulary(byte_level()).spell(1987) == b"<|endoftext|>"
+    backend = byte_fallback()
+    backend.add_special_tokens([AddedToken("<｜end▁of▁turn｜>", special=True)])
+    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS["gemma"]())
+    assert vocabulary.spell(backend.token_to_id("<｜end▁of▁turn｜>")) == "<｜end▁of▁turn｜>".encode()
+    assert vocabulary.spell(backend.token_to_id("<think>")) == b"<think>"
+
+
+def test_a_tokenizer_without_a_fast_backend_spells_by_its_own_map_or_its_own_decoding() -> None:
+    letters = ByT5Tokenizer()
+    assert spelled(Vocabulary(letters), letters.encode("a b", add_special_tokens=False)) == b"a b"
+    assert Vocabulary(letters).spell(letters.eos_token_id) == b"</s>"
+    letters.byte_decoder = {chr(byte): byte for byte in range(256)}
+    assert spelled(Vocabulary(letters), letters.encode("駅", add_special_tokens=False)) == "駅".encode()
+
+
+# --- stop strings --------------------------------------------------------------------------------------
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Character by character: the first prefix that ends in a stop string, without the longest such."""
+    for end in range(1, len(text) + 1):
+        if found := [stop for stop in stops if stop and text[:end].endswith(stop)]:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@given(
+    text=st.text("ab\n", max_size=30),
+    stops=st.lists(st.text("ab\n", max_size=5), max_size=4),
+    borders=st.lists(st.integers(0, 30)),
+)
+def test_text_is_cut_at_the_first_stop_string_wherever_its_pieces_end(
+    text: str, stops: list[str], borders: list[int]
+) -> None:
+    expected, matched = cut(text, stops)
+    matcher = StopMatcher(stops)
+    places = sorted({0, len(text), *(border for border in borders if border < len(text))})
+    given_out = ""
+    for start, end in itertools.pairwise(places):
+        given_out += matcher.push(text[start:end])
+        # All that is certain is out: what is held begins a stop string.
+        held = text[len(given_out) : end]
+        if not matcher.matched and held:
+            assert any(stop.startswith(held) for stop in stops)
+    assert given_out + matcher.rest() == expected
+    assert matcher.matched == matched
+
+
+@given(
+    text=st.text("abn \né你😀\u200d", max_size=20),
+    data=st.data(),
+)
+def test_streamed_tokens_are_cut_as_the_whole_text_is(text: str, data: st.DataObject) -> None:
+    starts = st.integers(0, max(0, len(text) - 1))
+    pieces = st.builds(lambda start, length: text[start : start + length], starts, st.integers(1, 4))
+    stops = data.draw(st.lists(pieces, max_size=3))
+    pipeline = TextPipeline(Vocabulary(byte_level()), stops)
+    given_out = ""
+    for token in byte_level().encode(text, add_special_tokens=False):
+        given_out += pipeline.push(token)
+        if pipeline.stopped:
+            break
+    given_out += pipeline.flush()
+    assert (given_out, pipeline.stopped) == cut(text, stops)
+    assert pipeline.push(5) == "" if pipeline.stopped else True
+
+
+def test_a_stop_string_across_tokens_is_never_half_given() -> None:
+    tokenizer = byte_level()
+    pipeline = TextPipeline(Vocabulary(tokenizer), ["\n\nHuman:"])
+    given_out = ""
+    for token in tokenizer.encode("Fine.\n\nHuman: and you?"):
+        given_out += pipeline.push(token)
+        assert given_out in "Fine."
+        if pipeline.stopped:
+            break
+    assert pipeline.stopped
+    assert given_out + pipeline.flush() == "Fine."
+
+
+def test_what_only_looked_like_a_stop_string_is_given_out() -> None:
+    tokenizer = byte_level()
+    pipeline = TextPipeline(Vocabulary(tokenizer), ["ends here!"])
+    text = "it ends here?"
+    assert "".join(map(pipeline.push, tokenizer.encode(text))) + pipeline.flush() == text
+    assert not pipeline.stopped
+
+
+def test_a_stop_string_may_show_itself_only_at_the_end() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("ok😀")[:-1]
+    pipeline = TextPipeline(Vocabulary(tokenizer), ["k\ufffd"])
+    given_out = "".join(map(pipeline.push, tokens)) + pipeline.flush()
+    assert pipeline.stopped
+    assert given_out == "o"

@@ -1,0 +1,818 @@
+"""The index of stored prefixes: what is found, why no more, what is forgotten first, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from worker.contract import Shape
+from worker.prefixes.eviction import FORGOTTEN_MAX
+from worker.prefixes.index import Block, Item, Match, PrefixIndex, Snapshot
+from worker.prefixes.items import MEDIA_KEYS, memory_of, snapshot_behind
+
+Keys = tuple[int, ...]
+
+DENSE = Shape()
+HYBRID = Shape(has_states=True)
+SLIDING = Shape(window=4)
+A = tuple(range(100, 140))
+NBYTES = 10_000
+
+
+@dataclass(frozen=True)
+class File:
+    digest: str
+    about: dict[str, Any]
+    file_bytes: int
+
+
+def branch(keys: Keys, at: int, key: int, length: int | None = None) -> Keys:
+    """A prompt that parts from another at a position, with a key of its own."""
+    length = len(keys) if length is None else length
+    return (*keys[:at], *(key + n for n in range(length - at)))
+
+
+def store(
+    index: PrefixIndex, keys: Keys, last: int, *, size: int = 8, salt: str = "", window_from: int = 0
+) -> list[Block]:
+    """What is not known of `keys[:last]`, in blocks of `size` keys."""
+    known, _ = index.reach(keys, salt=salt, end=last)
+    return [
+        index.add(keys, at, min(at + size, last), f"{at}", NBYTES, salt=salt, window_from=window_from)
+        for at in range(known, last, size)
+    ]
+
+
+def found(index: PrefixIndex, keys: Keys, *, salt: str = "", ram_only: bool = False) -> tuple[int, str]:
+    match = index.find(keys, salt=salt, limit=len(keys), ram_only=ram_only)
+    assert sum(tokens for _, tokens in match.pieces) == match.length
+    at = 0
+    for block, tokens in match.pieces:
+        assert block.first == at
+        assert block.keys[:tokens] == keys[at : at + tokens]
+        at += tokens
+    return match.length, match.miss
+
+
+def use(index: PrefixIndex, keys: Keys, *, salt: str = "") -> Match:
+    """A request that begins with what is stored."""
+    match = index.find(keys, salt=salt, limit=len(keys))
+    index.count(match, prompt_tokens=len(keys), miss=match.miss)
+    return match
+
+
+def write(index: PrefixIndex, items: Iterable[Item], file_bytes: int = 500) -> list[File]:
+    files = []
+    for item in items:
+        files.append(File(item.digest, json.loads(json.dumps(index.describe(item))), file_bytes))
+        assert index.to_disk(item, file_bytes)
+    return files
+
+
+def taken(items: Iterable[Item]) -> int:
+    return sum(memory_of(item, NBYTES) for item in items)
+
+
+def in_tree(index: PrefixIndex, item: Item) -> bool:
+    return item.payload is not None or item.disk_bytes > 0
+
+
+# --- what is found ---
+
+
+def test_nothing_is_found_where_nothing_is_stored() -> None:
+    index = PrefixIndex(DENSE)
+    assert index.find(A, limit=39) == Match(miss="empty")
+    assert index.find((), limit=0) == Match()
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 40, 64])
+def test_all_that_is_stored_is_found_up_to_the_limit(size: int) -> None:
+    index = PrefixIndex(DENSE)
+    store(index, A, 40, size=size)
+    for limit in range(41):
+        match = index.find(A, limit=limit)
+        assert (match.length, match.known, match.miss) == (limit, limit, "")
+        assert match.tier == ("ram" if limit else "none")
+        assert match.missing == ()
+
+
+def test_a_prompt_that_is_the_beginning_of_a_stored_one_uses_a_part_of_its_block() -> None:
+    index = PrefixIndex(DENSE)
+    (block,) = store(index, A, 40, size=40)
+    assert index.find(A[:13], limit=100).pieces == ((block, 13),)
+
+
+def test_a_prompt_that_goes_on_behind_a_stored_one_diverges_at_its_end() -> None:
+    index = PrefixIndex(DENSE)
+    store(index, A, 24)
+    assert found(index, A) == (24, "diverged_at_24")
+    assert index.find(A, limit=24).miss == ""
+
+
+@pytest.mark.parametrize("at", [1, 4, 7, 8, 9, 15, 16, 23, 24, 39])
+def test_a_branch_hangs_where_it_parts_and_both_are_found(at: int) -> None:
+    index = PrefixIndex(DENSE)
+    other = branch(A, at, 900)
+    store(index, A, 40)
+    assert found(index, other) == (at, f"diverged_at_{at}")
+    first = store(index, other, 40)[0]
+    assert first.first == at
+    assert found(index, A) == found(index, other) == (40, "")
+    third = branch(A, at, 5000)
+    assert found(index, third) == (at, f"diverged_at_{at}")
+
+
+def test_a_prompt_with_another_first_key_has_nothing_in_common() -> None:
+    index = PrefixIndex(DENSE)
+    store(index, A, 40)
+    assert found(index, branch(A, 0, 900)) == (0, "diverged_at_0")
+    assert store(index, branch(A, 0, 900), 40)[0].first == 0
+    assert found(index, A) == found(index, branch(A, 0, 900)) == (40, "")
+
+
+def test_salts_never_see_each_other() -> None:
+    index = PrefixIndex(HYBRID)
+    for salt in ("", "a", "b"):
+        store(index, A, 16, salt=salt)
+        index.add_snapshot(A, 16, salt, NBYTES, salt=salt)
+    blocks = {index.find(A, salt=salt, limit=16).pieces[0].block for salt in ("", "a", "b")}
+    assert len(blocks) == len({block.digest for block in blocks}) == 3
+    match = index.find(A, salt="a", limit=16)
+    assert match.snapshot is not None
+    assert match.snapshot.payload == "a"
+    index.lost(index.find(A, salt="a", limit=16).pieces[0].block)
+    assert found(index, A, salt="b") == (16, "diverged_at_16")
+    assert found(index, A, salt="never") == (0, "empty")
+
+
+def test_an_image_that_differs_is_said_to() -> None:
+    index = PrefixIndex(DENSE)
+    pictured = (*A[:5], *[MEDIA_KEYS + 7] * 10, *A[15:])
+    store(index, pictured, 40)
+    assert found(index, (*A[:5], *[MEDIA_KEYS + 8] * 10, *A[15:])) == (5, "media_differs")
+    assert found(index, A) == (5, "media_differs")
+    assert found(index, branch(pictured, 20, 900)) == (20, "diverged_at_20")
+    assert found(index, (*pictured, MEDIA_KEYS + 9)) == (40, "diverged_at_40")
+    store(index, branch(pictured, 8, 900), 40)  # a child that parts at an image
+    assert found(index, branch(pictured, 8, 1900)) == (8, "media_differs")
+
+
+def test_a_row_with_states_goes_on_from_snapshots_only() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 40, size=16)
+    assert found(index, A) == (0, "no_snapshot")
+    for at in (5, 16, 31):
+        index.add_snapshot(A, at, f"s{at}", NBYTES)
+    for limit in range(41):
+        match = index.find(A, limit=limit)
+        assert match.length == max(at for at in (0, 5, 16, 31) if at <= limit)
+        assert match.known == limit
+        assert match.miss == ("" if match.length == limit else "no_snapshot")
+        assert (match.snapshot and match.snapshot.payload) == (f"s{match.length}" if match.length else None)
+
+
+def test_a_snapshot_behind_the_fork_in_the_same_block_is_not_the_branch_s() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 40, size=40)
+    index.add_snapshot(A, 20, "A", NBYTES)
+    other = branch(A, 10, 900)
+    store(index, other, 40, size=40)
+    assert found(index, other) == (0, "no_snapshot")
+    index.add_snapshot(other, 20, "other", NBYTES)
+    for keys, name in ((A, "A"), (other, "other")):
+        match = index.find(keys, limit=40)
+        assert match.snapshot is not None
+        assert match.snapshot.payload == name
+
+
+def test_a_sliding_layer_needs_its_window_before_a_position() -> None:
+    index = PrefixIndex(SLIDING)
+    store(index, A, 10, size=10)
+    index.add(A, 10, 30, "hole", NBYTES, window_from=20)  # 10 to 19 are not there
+    whole = {*range(10), *range(20, 30)}
+    for limit in range(31):
+        good = [p for p in range(limit + 1) if set(range(max(0, p - 4), p)) <= whole]
+        match = index.find(A, limit=limit)
+        assert match.length == max(good)
+        assert match.miss == ("" if match.length == limit else "no_window")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_position_with_any_hole_in_its_window_is_passed_over(seed: int) -> None:
+    draw = random.Random(seed)
+    window = draw.randint(1, 12)
+    index = PrefixIndex(Shape(window=window))
+    whole: set[int] = set()
+    for first in range(0, 40, 5):
+        window_from = draw.choice([first, draw.randint(first, first + 5)])
+        index.add(A, first, first + 5, "p", NBYTES, window_from=window_from)
+        whole |= set(range(window_from, first + 5))
+    for limit in range(41):
+        good = [p for p in range(limit + 1) if set(range(max(0, p - window), p)) <= whole]
+        assert index.find(A, limit=limit).length == max(good)
+
+
+def test_a_branch_inside_of_a_hole_is_whole_a_window_later() -> None:
+    index = PrefixIndex(SLIDING)
+    index.add(A, 0, 20, "hole", NBYTES, window_from=16)
+    other = branch(A, 10, 900)
+    store(index, other, 40, size=6)
+    assert index.find(other, limit=13).length == 0
+    assert index.find(other, limit=14).length == 14
+    assert index.find(A, limit=19).length == 0
+    assert index.find(A, limit=20).length == 20
+
+
+def test_a_snapshot_without_its_window_is_no_use() -> None:
+    index = PrefixIndex(Shape(window=4, has_states=True))
+    index.add(A, 0, 20, "hole", NBYTES, window_from=10)
+    index.add_snapshot(A, 12, "12", NBYTES)
+    assert found(index, A[:20]) == (0, "no_snapshot")
+    assert found(index, A[:12]) == (0, "no_window")
+    index.add_snapshot(A, 14, "14", NBYTES)
+    assert found(index, A[:14]) == (14, "")
+
+
+def test_reach_says_what_need_not_be_stored_again() -> None:
+    index = PrefixIndex(HYBRID)
+    assert index.reach(A, end=40) == (0, False)
+    store(index, A, 20, size=16)
+    index.add_snapshot(A, 20, "s", NBYTES)
+    assert index.reach(A, end=40) == (20, False)
+    assert index.reach(A, end=20) == (20, True)
+    assert index.reach(A, end=19) == (19, False)
+    assert index.reach(A, end=0) == (0, False)
+    assert index.reach(branch(A, 20, 900), end=20) == (20, True)
+    assert index.reach(branch(A, 18, 900), end=20) == (18, False)
+
+
+# --- what is stored ---
+
+
+def test_what_goes_on_from_nothing_is_refused() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 10, size=10)
+    before = index.ram_bytes
+    for first, last in ((11, 20), (9, 20), (10, 10), (20, 10), (10, 41)):
+        with pytest.raises(ValueError, match="go on"):
+            index.add(A, first, last, "p", NBYTES)
+    for at in (0, 11):
+        with pytest.raises(ValueError, match="no position"):
+            index.add_snapshot(A, at, "p", NBYTES)
+    with pytest.raises(ValueError, match="go on"):
+        index.add(branch(A, 5, 900), 10, 20, "p", NBYTES)
+    with pytest.raises(ValueError, match="go on"):
+        index.add(A, 10, 20, "p", NBYTES, salt="another")
+    assert index.ram_bytes == before
+
+
+def test_what_is_known_is_not_stored_twice() -> None:
+    index = PrefixIndex(HYBRID)
+    one, two = store(index, A, 16)
+    snapshot = index.add_snapshot(A, 16, "s", NBYTES)
+    before = index.ram_bytes
+    assert index.add(A, 0, 8, "again", NBYTES) is one
+    assert index.add(A, 0, 16, "both", NBYTES) is two
+    assert index.add(A, 3, 6, "within", NBYTES) is one
+    assert index.add_snapshot(A, 16, "again", NBYTES) is snapshot
+    assert (one.payload, two.payload, snapshot.payload) == ("0", "8", "s")
+    assert index.ram_bytes == before == taken((one, two, snapshot))
+
+
+def test_what_is_on_the_disk_only_is_filled_in() -> None:
+    index = PrefixIndex(SLIDING)
+    block = index.add(A, 0, 8, "p", NBYTES, window_from=4)
+    write(index, [block])
+    index.shrink_ram(0)
+    index.add(A, 0, 8, "less of it", NBYTES, window_from=5)
+    assert index.find(A, limit=8).missing == (block,)
+    index.add(A, 0, 8, "as good", NBYTES, window_from=4)
+    assert block.payload == "as good"
+    assert index.find(A, limit=8).tier == "ram"
+
+
+def test_every_item_has_a_name_of_its_own() -> None:
+    index = PrefixIndex(Shape(window=4, has_states=True))
+    items: list[Item] = []
+    for salt, keys in itertools.product(("", "a"), (A, branch(A, 9, 900), branch(A, 0, 900))):
+        items += store(index, keys, 40, salt=salt)
+        items += [index.add_snapshot(keys, at, "s", NBYTES, salt=salt) for at in (9, 16, 17)]
+    other = PrefixIndex(Shape(window=4, has_states=True))
+    hole = other.add(A, 0, 8, "p", NBYTES, window_from=7)
+    distinct = {id(item) for item in items}
+    assert len({item.digest for item in [*items, hole]}) == len(distinct) + 1
+    assert all(len(item.digest) == 40 and int(item.digest, 16) >= 0 for item in items)
+
+
+def test_the_version_moves_when_something_else_can_be_found() -> None:
+    index = PrefixIndex(HYBRID)
+    seen = [index.version]
+
+    def moved() -> bool:
+        seen.append(index.version)
+        return seen[-1] != seen[-2]
+
+    (block,) = store(index, A, 8)
+    assert moved()
+    snapshot = index.add_snapshot(A, 8, "s", NBYTES)
+    assert moved()
+    use(index, A)
+    index.add(A, 0, 8, "again", NBYTES)
+    assert not moved()
+    write(index, [block, snapshot])
+    index.shrink_ram(0)
+    assert moved()
+    index.shrink_ram(0)
+    assert not moved()
+    index.loaded(block, "p", NBYTES)
+    assert moved()
+    index.shrink_disk(0)
+    assert moved()
+    index.lost(block)
+    assert moved()
+
+
+# --- what is forgotten ---
+
+
+def test_leaves_go_before_what_they_hang_on() -> None:
+    index = PrefixIndex(DENSE)
+    blocks = store(index, A, 40)
+    while index.ram_bytes:
+        gone = index.shrink_ram(index.ram_bytes - 1)
+        assert gone == [blocks.pop()]
+        assert gone[0].payload is None
+        assert found(index, A)[0] == 8 * len(blocks)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_branches_go_in_any_order_and_the_others_stay(order: tuple[int, ...]) -> None:
+    index = PrefixIndex(DENSE)
+    prompts = [A, branch(A, 12, 900), branch(A, 12, 1900)]
+    for keys in prompts:
+        store(index, keys, 40)
+    left = set(order)
+    for number in order:
+        for block, _ in reversed(index.find(prompts[number], limit=40).pieces):
+            if block.first >= 12:
+                index.lost(block)
+        left.discard(number)
+        for other in range(3):
+            assert found(index, prompts[other])[0] == (40 if other in left else 16 if other == 0 else 12)
+    assert index.ram_bytes == taken(block for block, _ in index.find(A, limit=40).pieces)
+
+
+def test_the_longest_unused_goes_first() -> None:
+    index = PrefixIndex(DENSE)
+    prompts = [branch(A, 0, 1000 * n) for n in range(1, 6)]
+    for keys in prompts:
+        store(index, keys, 8)
+    for number in (3, 1, 4, 2, 0):
+        index.find(prompts[number], limit=8)
+    order = [index.shrink_ram(index.ram_bytes - 1)[0] for _ in prompts]
+    assert [block.keys for block in order if isinstance(block, Block)] == [
+        prompts[n][:8] for n in (3, 1, 4, 2, 0)
+    ]
+
+
+def test_what_was_never_used_again_goes_before_what_was_and_shared_beginnings_last() -> None:
+    index = PrefixIndex(DENSE)
+    shared, used, fresh = (branch(A, 0, 1000 * n) for n in range(1, 4))
+    store(index, shared, 16)
+    for n in (1, 2):
+        store(index, branch(shared, 8, 9000 * n), 16)
+    use(index, shared[:8])
+    (kept,) = store(index, used, 8)
+    use(index, used)
+    (last,) = store(index, fresh, 8)
+    order: list[Item] = []
+    while index.ram_bytes:
+        order += index.shrink_ram(index.ram_bytes - 1)
+    assert order.index(last) < order.index(kept) < len(order) - 1
+    assert isinstance(order[-1], Block)
+    assert order[-1].keys == shared[:8]
+
+
+def test_what_was_used_long_ago_goes_before_what_is_new() -> None:
+    index = PrefixIndex(DENSE)
+    old = branch(A, 0, 1000)
+    store(index, old, 8)
+    use(index, old)
+    limit = 4 * index.ram_bytes
+    for n in range(2, 40):
+        store(index, branch(A, 0, 1000 * n), 8)
+        index.shrink_ram(limit)
+    assert found(index, old) == (0, "evicted")
+    assert found(index, branch(A, 0, 39000)[:8]) == (8, "")
+
+
+def test_superseded_snapshots_go_first_of_all() -> None:
+    index = PrefixIndex(HYBRID)
+    older = store(index, branch(A, 0, 900), 40)
+    store(index, A, 40)
+    turns = [index.add_snapshot(A, at, "s", NBYTES) for at in (10, 20, 30, 40)]
+    use(index, A[:21])
+    gone = [index.shrink_ram(index.ram_bytes - 1)[0] for _ in range(4)]
+    assert gone == [turns[0], turns[2], turns[1], older[-1]]
+
+
+def test_a_snapshot_where_prompts_part_is_not_superseded() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 40)
+    system, turn, last = (index.add_snapshot(A, at, "s", NBYTES) for at in (10, 20, 40))
+    other = branch(A, 10, 900)
+    use(index, other)
+    store(index, other, 40)
+    end = index.add_snapshot(other, 40, "s", NBYTES)
+    order: list[Item] = []
+    while index.ram_bytes:
+        order += index.shrink_ram(index.ram_bytes - 1)
+    assert order[:2] == [turn, last]
+    assert order.index(end) < order.index(system)
+    assert all(isinstance(item, Block) and item.first <= 10 for item in order[order.index(system) + 1 :])
+
+
+def test_a_fork_of_a_branch_says_nothing_of_what_is_beside_the_branch() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, branch(A, 0, 3900), 40)
+    store(index, A, 40, size=40)
+    beside, _ = (index.add_snapshot(A, at, "s", NBYTES) for at in (12, 30))
+    for keys in (branch(A, 10, 900), branch(branch(A, 10, 900), 14, 1900)):
+        store(index, keys, 40)
+    assert index.shrink_ram(index.ram_bytes - 1) == [beside]
+
+
+def test_a_snapshot_counts_again_when_the_later_one_is_gone() -> None:
+    index = PrefixIndex(HYBRID)
+    (other,) = store(index, branch(A, 0, 900), 8)
+    store(index, A, 16)
+    earlier, later = (index.add_snapshot(A, at, "s", NBYTES) for at in (8, 16))
+    index.lost(later)
+    assert not earlier.is_superseded
+    assert index.shrink_ram(index.ram_bytes - 1) == [other]
+
+
+def test_pinned_prefixes_go_last() -> None:
+    index = PrefixIndex(HYBRID)
+    pinned = store(index, A, 40)
+    snapshots = [index.add_snapshot(A, at, "s", NBYTES) for at in (8, 16, 40)]
+    index.pin(A, last=16)
+    store(index, branch(A, 0, 900), 40)
+    kept = {*pinned[:2], *snapshots[:2]}
+    for n in range(3):
+        use(index, branch(A, 0, 900)[: 8 + n])
+    limit = taken(kept)
+    index.shrink_ram(limit)
+    assert index.ram_bytes == limit
+    assert all(item.payload is not None for item in kept)
+    assert found(index, A)[0] == 16
+    index.shrink_ram(0)
+    assert index.ram_bytes == 0
+
+
+def test_a_pin_does_not_reach_beyond_the_fork_in_a_block() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 40, size=40)
+    beyond = index.add_snapshot(A, 20, "s", NBYTES)
+    other = branch(A, 10, 900)
+    store(index, other, 40, size=40)
+    index.pin(other, last=40)
+    assert not beyond.is_pinned
+
+
+def test_the_queue_of_a_tier_does_not_grow_with_what_comes_and_goes() -> None:
+    index = PrefixIndex(DENSE)
+    (block,) = store(index, A, 8)
+    for _ in range(10_000):
+        index.to_disk(block, 500)
+    assert len(index._disk._queue) < 100
+    assert index.shrink_disk(0) == [block]
+
+
+def test_held_items_and_what_they_hang_on_stay() -> None:
+    index = PrefixIndex(HYBRID)
+    blocks = store(index, A, 40)
+    snapshot = index.add_snapshot(A, 24, "s", NBYTES)
+    index.hold([snapshot])
+    index.hold([snapshot, blocks[1]])
+    kept = {*blocks[:3], snapshot}
+    index.shrink_ram(0)
+    assert {item for item in (*blocks, snapshot) if item.payload is not None} == kept
+    index.release([snapshot])
+    assert set(index.clear()) == set()
+    index.release([snapshot])
+    index.shrink_ram(0)
+    assert {item for item in (*blocks, snapshot) if item.payload is not None} == set(blocks[:2])
+    index.release([blocks[1]])
+    assert all(item.holds == 0 for item in (*blocks, snapshot))
+    index.shrink_ram(0)
+    assert index.ram_bytes == 0
+    with pytest.raises(AssertionError):
+        index.release([snapshot])
+
+
+def test_what_was_evicted_is_remembered_for_a_while() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 24, size=8)
+    index.add_snapshot(A, 8, "s", NBYTES)
+    index.add_snapshot(A, 24, "s", NBYTES)
+    assert index.shrink_ram(index.ram_bytes - 1)[0].position == 8
+    assert found(index, A[:12]) == (0, "evicted")
+    index.shrink_ram(0)
+    assert found(index, A) == (0, "evicted")
+    assert found(index, branch(A, 3, 900)) == (0, "empty")
+    for n in range(FORGOTTEN_MAX + 1):
+        store(index, (10_000 + n,), 1)
+    index.shrink_ram(0)
+    assert found(index, A) == (0, "empty")
+    assert found(index, (10_001,)) == (0, "evicted")
+
+
+def test_a_beginning_that_was_evicted_behind_others_is_remembered() -> None:
+    index = PrefixIndex(DENSE)
+    store(index, A, 40)
+    other = branch(A, 10, 900)
+    index.lost(store(index, other, 30, size=20)[0])
+    assert found(index, other) == (10, "evicted")
+    assert found(index, branch(A, 10, 1900)) == (10, "diverged_at_10")
+
+
+# --- the disk ---
+
+
+def test_what_is_on_the_disk_stays_findable() -> None:
+    index = PrefixIndex(HYBRID)
+    items: list[Item] = [*store(index, A, 16), index.add_snapshot(A, 16, "s", NBYTES)]
+    write(index, items)
+    assert set(index.shrink_ram(0)) == set(items)
+    assert (index.ram_bytes, index.disk_bytes) == (0, 1500)
+    match = index.find(A, limit=16)
+    assert (match.length, match.tier, set(match.missing)) == (16, "disk", set(items))
+    assert found(index, A[:16], ram_only=True) == (0, "not_in_ram")
+    for item in match.missing:
+        index.loaded(item, "back", NBYTES)
+    assert index.ram_bytes == taken(items)
+    match = index.find(A, limit=16, ram_only=True)
+    assert (match.length, match.tier, match.missing) == (16, "disk", ())
+    index.count(match, prompt_tokens=16, miss="")
+    assert index.find(A, limit=16).tier == "ram"
+
+
+def test_in_memory_only_the_beginning_counts() -> None:
+    index = PrefixIndex(DENSE)
+    blocks = store(index, A, 40)
+    write(index, blocks)
+    index.shrink_ram(taken(blocks[:2]))
+    assert found(index, A, ram_only=True) == (16, "not_in_ram")
+    assert found(index, A) == (40, "")
+    assert found(index, branch(A, 14, 900), ram_only=True) == (14, "diverged_at_14")
+
+
+def test_in_memory_only_a_snapshot_that_is_there_counts() -> None:
+    index = PrefixIndex(HYBRID)
+    blocks = store(index, A, 24)
+    early, late = (index.add_snapshot(A, at, "s", NBYTES) for at in (10, 20))
+    write(index, [*blocks, early, late])
+    index.shrink_ram(0)
+    for item in (*blocks, early):
+        index.loaded(item, "back", NBYTES)
+    assert found(index, A, ram_only=True) == (10, "not_in_ram")
+    index.loaded(late, "back", NBYTES)
+    assert found(index, A, ram_only=True) == (20, "no_snapshot")
+
+
+def test_a_file_that_goes_leaves_what_is_in_memory() -> None:
+    index = PrefixIndex(DENSE)
+    blocks = store(index, A, 40)
+    write(index, blocks)
+    assert index.shrink_disk(1000) == [blocks[4], blocks[3], blocks[2]]
+    assert index.disk_bytes == 1000
+    assert found(index, A) == (40, "")
+    index.shrink_ram(0)
+    assert found(index, A) == (16, "evicted")
+    assert set(index.shrink_disk(0)) == set(blocks[:2])
+    assert found(index, A) == (0, "evicted")
+    assert index.disk_bytes == 0
+
+
+def test_a_damaged_file_takes_what_hangs_on_it_along() -> None:
+    index = PrefixIndex(DENSE)
+    blocks = store(index, A, 40)
+    write(index, blocks[:4])
+    index.hold([blocks[3]])
+    index.lost(blocks[1])
+    assert found(index, A)[0] == 8
+    assert index.ram_bytes == taken(blocks[:1])
+    assert index.disk_bytes == 500
+    index.release([blocks[3]])
+    assert not index.to_disk(blocks[4], 500)
+    index.loaded(blocks[2], "late", NBYTES)
+    assert blocks[2].payload is None
+    index.lost(blocks[1])
+    assert {item.digest for item in index.shrink_disk(10_000)} == {block.digest for block in blocks[1:4]}
+    assert index.shrink_disk(10_000) == []
+
+
+def test_a_file_that_is_written_late_is_that_of_the_same_block_stored_anew() -> None:
+    index = PrefixIndex(DENSE)
+    (old,) = store(index, A, 8)
+    index.shrink_ram(0)
+    assert not index.to_disk(old, 500)
+    (new,) = store(index, A, 8)
+    assert new is not old
+    assert index.to_disk(old, 500)
+    assert (old.disk_bytes, new.disk_bytes, index.disk_bytes) == (0, 500, 500)
+
+
+def test_the_file_of_what_was_forgotten_and_written_anew_is_kept() -> None:
+    index = PrefixIndex(DENSE)
+    (old,) = store(index, A, 8)
+    write(index, [old])
+    index.lost(old)
+    (new,) = store(index, A, 8)
+    write(index, [new])
+    assert index.shrink_disk(10_000) == []
+    index.lost(new)
+    assert index.shrink_disk(10_000) == [new]
+
+
+def test_a_block_with_another_hole_is_not_mistaken_for_a_file_written_late() -> None:
+    index = PrefixIndex(SLIDING)
+    old = index.add(A, 0, 8, "hole", NBYTES, window_from=7)
+    index.lost(old)
+    index.add(A, 0, 8, "whole", NBYTES)
+    assert not index.to_disk(old, 500)
+
+
+def stored_files() -> tuple[list[File], list[Keys]]:
+    index = PrefixIndex(Shape(window=4, has_states=True))
+    prompts = [A, branch(A, 12, 900), branch(A, 30, 1900), branch(A, 0, 2900)]
+    items: dict[str, Item] = {}
+    for salt, keys in itertools.product(("", "tenant"), prompts):
+        blocks = store(index, keys, 40, salt=salt, window_from=14)
+        snapshots = [index.add_snapshot(keys, at, "s", NBYTES, salt=salt) for at in (12, 20, 33)]
+        items |= {item.digest: item for item in (*blocks, *snapshots)}
+    return write(index, items.values()), prompts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_are_found_again_in_any_order(seed: int) -> None:
+    files, prompts = stored_files()
+    random.Random(seed).shuffle(files)
+    index = PrefixIndex(Shape(window=4, has_states=True))
+    assert index.restore_from_disk([*files]) == []
+    assert (index.disk_bytes, index.ram_bytes) == (500 * len(files), 0)
+    for salt, keys in itertools.product(("", "tenant"), prompts):
+        match = index.find(keys, salt=salt, limit=40)
+        assert (match.length, match.known, match.tier) == (33, 40, "disk")
+        assert found(index, keys, salt=salt, ram_only=True) == (0, "not_in_ram")
+    described = [index.describe(item) for item in index.clear()]
+    by_place = [json.dumps(about, sort_keys=True) for about in described]
+    assert sorted(by_place) == sorted(json.dumps(file.about, sort_keys=True) for file in files)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_whose_beginning_is_gone_are_orphans(seed: int) -> None:
+    files, _ = stored_files()
+    draw = random.Random(seed)
+    draw.shuffle(files)
+    gone = {file.digest for file in files[: draw.randint(1, 8)]}
+    parents = {file.digest: file.about["parent"] for file in files}
+    places = {file.digest for file in files}
+
+    def is_cut_off(digest: str) -> bool:
+        return digest in places and (digest in gone or is_cut_off(parents[digest]))
+
+    index = PrefixIndex(Shape(window=4, has_states=True))
+    orphans = index.restore_from_disk(file for file in files if file.digest not in gone)
+    assert sorted(orphans) == sorted(d for d in places if d not in gone and is_cut_off(d))
+    assert index.disk_bytes == 500 * (len(files) - len(gone) - len(orphans))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"keys": [1, 2, 3]},
+        {"keys": []},
+        {"keys": [-1, 2]},
+        {"keys": [2**70]},
+        {"keys": "text"},
+        {"first": 1},
+        {"first": -3},
+        {"first": 2**70},
+        {"window_from": 99},
+        {"window_from": -1},
+        {"salt": None},
+        {"parent": "0" * 40},
+        {"kind": "snapshot", "at": 4},
+        {"kind": "unheard of"},
+    ],
+)
+def test_a_file_that_says_what_it_is_not_is_an_orphan(change: dict[str, Any]) -> None:
+    writer = PrefixIndex(HYBRID)
+    file, *rest = write(writer, [*store(writer, A, 16), writer.add_snapshot(A, 12, "s", NBYTES)])
+    forged = File(file.digest, {**file.about, **change}, 500)
+    index = PrefixIndex(HYBRID)
+    assert sorted(index.restore_from_disk([forged, *rest])) == sorted(f.digest for f in (file, *rest))
+    assert index.disk_bytes == 0
+    assert found(index, A) == (0, "empty")
+    store(index, A, 16)
+
+
+@pytest.mark.parametrize("at", [-1, 0, 8, 17])
+def test_a_snapshot_beside_its_block_is_an_orphan(at: int) -> None:
+    writer = PrefixIndex(HYBRID)
+    blocks = store(writer, A, 16)
+    forged = snapshot_behind(blocks[1], at)
+    files = [*write(writer, blocks), File(forged.digest, writer.describe(forged), 500)]
+    index = PrefixIndex(HYBRID)
+    assert index.restore_from_disk(files) == [forged.digest]
+    assert index.disk_bytes == 1000
+
+
+def test_of_two_files_for_one_place_the_longer_is_taken() -> None:
+    long, short = PrefixIndex(DENSE), PrefixIndex(DENSE)
+    files = [*write(short, store(short, A, 16)), *write(long, store(long, A, 40, size=40))]
+    index = PrefixIndex(DENSE)
+    assert sorted(index.restore_from_disk(files)) == sorted(file.digest for file in files[:2])
+    assert found(index, A) == (40, "")
+
+
+# --- what is counted ---
+
+
+def test_after_clear_nothing_is_left_but_what_is_held() -> None:
+    index = PrefixIndex(HYBRID)
+    items: list[Item] = [*store(index, A, 40), index.add_snapshot(A, 24, "s", NBYTES)]
+    other = store(index, A, 40, salt="tenant")
+    write(index, items[:3])
+    index.hold([items[0]])
+    assert set(index.clear()) == {*items[1:], *other}
+    assert (index.ram_bytes, index.disk_bytes) == (taken(items[:1]), 500)
+    index.release([items[0]])
+    assert index.clear() == [items[0]]
+    assert index.shrink_disk(0) == []
+    status = index.status()
+    assert (index.ram_bytes, index.disk_bytes, status.blocks, status.snapshots) == (0, 0, 0, 0)
+    assert found(index, A) == found(index, A, salt="tenant") == (0, "empty")
+    assert not any(in_tree(index, item) for item in (*items, *other))
+
+
+def test_lookups_are_counted_when_they_are_used() -> None:
+    index = PrefixIndex(DENSE)
+    store(index, A, 40)
+    for _ in range(5):
+        index.find(A, limit=39)
+    assert index.status().lookups == 0
+    use(index, A)
+    use(index, branch(A, 10, 900))
+    use(index, branch(A, 20, 900))
+    index.count(None, prompt_tokens=30, miss="short")
+    status = index.status(ram_limit=7, disk_limit=8)
+    assert (status.lookups, status.hits) == (4, 3)
+    assert (status.prompt_tokens, status.reused_tokens) == (150, 70)
+    assert status.misses == {"diverged": 2, "short": 1}
+    assert (status.blocks, status.snapshots) == (5, 0)
+    assert (status.ram_limit, status.disk_limit, status.ram_bytes) == (7, 8, index.ram_bytes)
+
+
+def test_the_top_prefixes_are_the_most_used_ones_and_where_they_part() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 16, size=16)
+    system = index.add_snapshot(A, 16, "s", NBYTES)
+    for n in range(1, 4):
+        keys = branch(A, 16, 1000 * n)
+        use(index, keys)
+        for turn in (24, 32, 40):
+            store(index, keys, turn, size=8)
+            index.add_snapshot(keys, turn, "s", NBYTES)
+            use(index, keys[:turn])
+    index.pin(A, last=16)
+    first, *others = index.status().top
+    assert (first.tokens, first.uses, first.pinned) == (16, 12, True)
+    assert first.bytes == taken([system, *(block for block, _ in index.find(A, limit=16).pieces)])
+    assert [(top.tokens, top.uses, top.pinned) for top in others] == [(40, 1, False)] * 3
+    index.clear()
+    assert index.status().top == []
+
+
+def test_a_snapshot_is_no_block() -> None:
+    index = PrefixIndex(HYBRID)
+    store(index, A, 8)
+    assert isinstance(index.add_snapshot(A, 8, "s", 0), Snapshot)
+    assert (index.status().blocks, index.status().snapshots) == (1, 1)
+
+
+def test_what_the_index_takes_for_an_item_counts_as_well() -> None:
+    index = PrefixIndex(HYBRID)
+    index.add(A, 0, 40, (), 0)
+    assert index.ram_bytes > 8 * 40
+    index.shrink_ram(0)
+    assert index.ram_bytes == 0

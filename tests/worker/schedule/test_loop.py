@@ -1,0 +1,525 @@
+"""The model thread's loop: ends, cancels, failures and back pressure, on a scripted engine."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from protocol.messages import Events, Failed, Finished, Generate, Message, Sampling
+from tests.worker.engines import (
+    END,
+    INCARNATION,
+    Broken,
+    House,
+    ScriptedPipeline,
+    breaking,
+)
+from worker.fake import FakeLoader
+from worker.schedule import loop as loop_module
+from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
+from worker.schedule.loop import Loop
+from worker.schedule.scheduler import Policy, Scheduler
+
+WAIT_S = 20.0
+
+
+# --- how a request ends ------------------------------------------------------------------------------
+
+
+def test_an_answer_ends_at_its_end_token() -> None:
+    house = House()
+    house.submit("a", 5, 6, prompt=3)
+    house.run()
+    assert house.text("a") == "<5><6>"
+    assert house.tokens("a") == [5, 6, END]
+    end = house.end("a")
+    assert isinstance(end, Finished)
+    assert end.reason == "stop"
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (3, 3)
+    assert end.incarnation == INCARNATION
+
+
+def test_an_answer_ends_at_its_longest() -> None:
+    house = House()
+    house.submit("a", 5, 6, 7, 8, max_tokens=3)
+    house.run()
+    assert (house.text("a"), house.reason("a")) == ("<5><6><7>", "length")
+    assert house.tokens("a") == [5, 6, 7]
+
+
+def test_an_end_token_in_the_last_place_is_a_stop_and_no_lack_of_length() -> None:
+    house = House()
+    house.submit("a", 5, max_tokens=2)
+    house.run()
+    assert (house.text("a"), house.reason("a")) == ("<5>", "stop")
+
+
+def test_an_answer_ends_where_a_stop_string_was_met() -> None:
+    house = House()
+    house.pipelines["a"] = lambda: ScriptedPipeline(stop=7)
+    house.submit("a", 5, 6, 7, 8, 9)
+    house.run()
+    assert (house.text("a"), house.reason("a")) == ("<5><6>", "stop")
+    assert house.tokens("a") == [5, 6, 7]
+
+
+@pytest.mark.parametrize("ending", ["end token", "length"])
+def test_text_that_was_held_back_comes_with_the_end(ending: str) -> None:
+    house = House()
+    house.pipelines["a"] = lambda: ScriptedPipeline(held=6)
+    house.submit("a", 5, 6, max_tokens=2 if ending == "length" else 9)
+    house.run()
+    assert house.text("a") == "<5><6>"
+    assert house.reason("a") == ("length" if ending == "length" else "stop")
+
+
+def test_a_prompt_of_one_token_needs_no_prefill() -> None:
+    house = House()
+    house.submit("a", 5, prompt=1)
+    house.run()
+    assert house.text("a") == "<5>"
+    assert "prefill" not in house.engine.calls
+
+
+def test_phases_are_timed() -> None:
+    house = House(rows_max=1, prefill_tokens=2)
+    step_s = 0.5
+
+    def tick() -> None:
+        house.now += step_s
+
+    house.engine.at = {(kind, n): tick for kind in ("prefill", "step") for n in range(99)}
+    house.submit("a", 5, prompt=5)
+    house.submit("b", 5, prompt=1)
+    house.run()
+    first, second = house.end("a"), house.end("b")
+    assert isinstance(first, Finished)
+    assert isinstance(second, Finished)
+    assert first.timings.queued_s == 0.0
+    assert first.timings.prefill_s == pytest.approx(2 * step_s)
+    # The first step of a row only sets out to draw its first token.
+    assert first.timings.decode_s == pytest.approx(3 * step_s)
+    assert second.timings.queued_s == pytest.approx(5 * step_s)
+
+
+def test_a_copy_is_queued_until_it_is_made_and_a_preempted_row_decodes_all_the_while() -> None:
+    house = House(prefill_tokens=64, bytes_max=256)
+
+    def take(kind: str, size: int) -> None:
+        house.now += 1.0
+
+    house.engine.takes = take
+    house.submit("a", *range(1, 120), prompt=60, max_tokens=110)
+    house.submit("b", *range(1, 120), like="a", max_tokens=110)
+    house.run()
+    assert house.engine.groups[1:] != []
+    for id, queued_s, prefill_s in (("a", 0.0, 1.0), ("b", 1.0, 0.0)):
+        end = house.end(id)
+        assert isinstance(end, Finished)
+        assert (end.timings.queued_s, end.timings.prefill_s) == (queued_s, prefill_s)
+        assert end.timings.decode_s > 110
+
+
+def test_who_is_in_a_prefill_counts_as_running() -> None:
+    house = House()
+    counted: list[tuple[int, int]] = []
+
+    def count(kind: str, size: int) -> None:
+        counted.append((house.loop.counters.running, house.loop.counters.waiting))
+
+    house.engine.takes = count
+    house.submit("a", 5)
+    house.run()
+    assert set(counted) == {(1, 0)}
+
+
+# --- one message a step ------------------------------------------------------------------------------
+
+
+def test_a_step_is_one_message_with_every_row() -> None:
+    house = House(rows_max=4, prefill_tokens=99)
+    for id, length in (("a", 1), ("b", 2), ("c", 3), ("d", 3)):
+        house.submit(id, *range(10, 10 + length))
+    house.run()
+    carried = [[d.id for d in m.deltas] for m in house.published if isinstance(m, Events)]
+    assert carried == [list("abcd"), list("abcd"), list("bcd"), list("cd")]
+    assert all(house.reason(id) == "stop" for id in "abcd")
+
+
+def test_more_requests_than_rows_are_served_in_their_order() -> None:
+    house = House(rows_max=2)
+    ids = [f"r{n}" for n in range(7)]
+    for id in ids:
+        house.submit(id, 5, 6)
+    house.run()
+    ends = [m.id for m in house.published if isinstance(m, Finished)]
+    assert ends == ids
+    assert all(house.text(id) == "<5><6>" for id in ids)
+
+
+def test_rows_decode_between_the_chunks_of_a_long_prompt() -> None:
+    house = House(prefill_tokens=4)
+    house.submit("quick", *range(1, 30), prompt=1, max_tokens=10)
+    house.submit("long", 5, prompt=41)
+    house.run()
+    events = [m for m in house.published if isinstance(m, Events)]
+    alone = [m for m in events if [d.id for d in m.deltas] == ["quick"]]
+    assert len(alone) >= 8
+    assert house.reason("long") == "stop"
+
+
+def test_every_step_is_counted_that_did_something() -> None:
+    house = House(prefill_tokens=4)
+    house.submit("a", 5, 6, prompt=9)
+    house.run()
+    # Two chunks of prompt, and three tokens, the first of which is read by the second step.
+    assert house.loop.counters.steps == 6
+
+
+# --- cancels -----------------------------------------------------------------------------------------
+
+
+def test_a_cancel_in_each_phase_ends_that_row_alone_and_says_nothing_of_it() -> None:
+    house = House(rows_max=2, prefill_tokens=2)
+    house.submit("decoding", *range(1, 50), prompt=1, max_tokens=40)
+    house.submit("prefilling", 5, prompt=90)
+    house.submit("waiting", 5)
+    house.submit("next", 7)
+
+    def cancel() -> None:
+        said.extend(house.tokens("decoding"))
+        for id in ("decoding", "prefilling", "waiting", "unknown", "decoding"):
+            house.drop(id)
+
+    said: list[int] = []
+    house.engine.at["step", 5] = cancel
+    house.run()
+    # The step that was under way when the cancel came still counts.
+    assert house.tokens("decoding") == [*said, len(said) + 1]
+    assert [house.ends(id) for id in ("decoding", "prefilling", "waiting")] == [[], [], []]
+    assert house.text("next") == "<7>"
+
+
+def test_a_cancel_makes_room_for_the_next_in_line() -> None:
+    house = House(rows_max=1)
+    house.submit("endless", *range(1, 1000), max_tokens=999)
+    house.submit("next", 7)
+    house.engine.at["step", 3] = lambda: house.drop("endless")
+    house.run()
+    assert len(house.tokens("endless")) == 3
+    assert house.text("next") == "<7>"
+
+
+def test_a_cancel_of_all_leaves_nobody() -> None:
+    house = House(rows_max=2)
+    for n in range(5):
+        house.submit(f"r{n}", *range(1, 50))
+    house.engine.at["step", 3] = lambda: house.drop(None)
+    house.run()
+    assert not any(house.ends(f"r{n}") for n in range(5))
+
+
+def test_a_cancel_before_its_request_is_taken_does_not_reach_it() -> None:
+    # The I/O thread hands on only what was not cancelled before; what comes after that is another request.
+    house = House()
+    house.drop("a")
+    house.submit("a", 5)
+    house.run()
+    assert house.text("a") == "<5>"
+
+
+def test_a_cancel_does_not_wait_for_the_prompts_before_it() -> None:
+    house = House(prefill_tokens=64)
+    for id, prompt in (("a", 10), ("b", 40), ("c", 10)):
+        house.submit(id, 5, prompt=prompt)
+    house.engine.at["prefill", 0] = lambda: house.drop("b")
+    house.run()
+    assert house.engine.groups == [["a", "c"]]
+
+
+# --- failures of one request -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["prefill", "start"])
+def test_a_prompt_that_fails_costs_its_own_row_only(kind: str) -> None:
+    house = House(prefill_tokens=99)
+    house.submit("before", *range(1, 9), prompt=3)
+    house.submit("bad", 5, prompt=30)
+    house.submit("after", 6, prompt=3)
+    # The two short ones are run and started together.
+    number = {"prefill": 1, "start": 2}[kind]
+    house.engine.at[kind, number] = breaking("out of memory")
+    house.run()
+    assert house.failed("bad")
+    assert house.deltas("bad") == []
+    assert house.text("before") == "".join(f"<{n}>" for n in range(1, 9))
+    assert house.text("after") == "<6>"
+    assert house.engine.resets == 0
+
+
+def test_a_failure_is_told_without_its_details() -> None:
+    house = House()
+    house.submit("a", 5)
+    house.engine.at["prefill", 0] = breaking("secret detail")
+    house.run()
+    end = house.end("a")
+    assert isinstance(end, Failed)
+    assert end.code == "engine_error"
+    assert "Broken" in end.message
+    assert "secret" not in end.message
+
+
+def test_a_request_without_a_pipeline_fails_alone() -> None:
+    house = House()
+
+    def broken() -> ScriptedPipeline:
+        raise Broken("the pipeline")
+
+    house.pipelines["bad"] = broken
+    house.submit("good", 5)
+    house.submit("bad", 5)
+    house.run()
+    assert house.failed("bad")
+    assert house.text("good") == "<5>"
+
+
+def test_output_that_fails_costs_its_own_row_only_even_in_a_shared_step() -> None:
+    house = House(prefill_tokens=99)
+    house.pipelines["bad"] = lambda: ScriptedPipeline(bad=6)
+    for id in ("one", "bad", "two"):
+        house.submit(id, 5, 6, 7)
+    house.run()
+    assert house.failed("bad")
+    assert house.text("bad") == "<5>"
+    assert house.text("one") == house.text("two") == "<5><6><7>"
+    assert house.engine.resets == 0
+
+
+def test_prompts_that_fail_together_are_run_again_apart() -> None:
+    house = House(prefill_tokens=99)
+    for id in ("one", "bad", "two"):
+        house.submit(id, 5, 6)
+    house.engine.at["prefill", 0] = breaking("one of them")
+    house.engine.at["prefill", 2] = breaking("this one")
+    house.run()
+    assert house.engine.groups == [["one", "bad", "two"], ["one"], ["bad"], ["two"]]
+    assert house.failed("bad")
+    assert house.text("one") == house.text("two") == "<5><6>"
+    assert house.engine.probes == 1
+
+
+def test_prompts_that_fail_only_together_all_get_their_answers() -> None:
+    house = House(prefill_tokens=99)
+    for id in ("one", "two"):
+        house.submit(id, 5, 6)
+    house.engine.at["prefill", 0] = breaking("too much at once")
+    house.run()
+    assert house.text("one") == house.text("two") == "<5><6>"
+    assert house.engine.probes == 0
+
+
+@pytest.mark.parametrize("kind", ["prefill", "start"])
+def test_no_client_ends_the_thread_with_prompts_of_its_own(kind: str) -> None:
+    house = House(rows_max=1)
+    for n in range(3 * FAILURES_MAX):
+        house.submit(f"r{n}", 5)
+    house.engine.at = {(kind, n): breaking("its own") for n in range(99)}
+    house.run()
+    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
+    assert house.engine.probes == 3 * FAILURES_MAX
+
+
+def test_a_request_that_is_here_already_is_not_taken_twice() -> None:
+    house = House()
+    house.submit("a", 5, 6)
+    house.inbox.put(house.inbox.commands[0])
+    house.run()
+    assert house.text("a") == "<5><6>"
+    assert house.reason("a") == "stop"
+
+
+def test_a_prompt_that_memory_cannot_hold_is_refused_with_what_it_can_hold() -> None:
+    house = House(bytes_max=200)
+    house.submit("long", 5, prompt=300)
+    house.submit("short", 5, prompt=100)
+    house.run()
+    end = house.end("long")
+    assert isinstance(end, Failed)
+    assert end.code == "context_length_exceeded"
+    assert "maximum context length is 191 tokens" in end.message
+    assert "300 tokens" in end.message
+    assert house.text("short") == "<5>"
+
+
+# --- failures of a step ------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_costs_the_rows_in_it_and_the_others_go_on() -> None:
+    house = House(rows_max=3, prefill_tokens=4)
+    house.submit("d1", *range(1, 50), prompt=1)
+    house.submit("d2", *range(1, 50), prompt=1)
+    house.submit("prefilling", 5, 6, prompt=40)
+    house.submit("waiting", 7, prompt=9)
+    house.engine.at["step", 4] = breaking("the step")
+    house.run()
+    assert house.failed("d1")
+    assert house.failed("d2")
+    assert house.text("d1") == "<1><2><3>"
+    # Its cache was lost half way: that its prompt was run anew from the start, the engine has checked.
+    assert house.text("prefilling") == "<5><6>"
+    assert house.text("waiting") == "<7>"
+    assert house.engine.resets == 1
+
+
+@pytest.mark.parametrize("kind", ["step", "prefill", "start"])
+def test_failures_in_a_row_end_the_thread(kind: str) -> None:
+    house = House(rows_max=1)
+    house.engine.broken = True
+    for n in range(FAILURES_MAX + 5):
+        house.submit(f"r{n}", 5)
+    house.engine.at = {(kind, n): breaking("again") for n in range(99)}
+    with pytest.raises(EngineKeepsFailing, match="10 failures in a row"):
+        house.loop.run()
+    assert [house.failed(f"r{n}") for n in range(FAILURES_MAX)] == [True] * FAILURES_MAX
+    assert house.ends(f"r{FAILURES_MAX}") == []
+    assert house.engine.breaches == []
+
+
+@pytest.mark.parametrize("kind", ["step", "prefill"])
+def test_a_step_that_works_in_between_makes_failures_bearable(kind: str) -> None:
+    house = House(rows_max=1, prefill_tokens=1)
+    house.engine.broken = True
+    total = 3 * FAILURES_MAX
+    for n in range(total):
+        house.submit(f"r{n}", 5, prompt=2)
+    # Every ninth request is well; those before it fail, at their prefill or at their first step.
+    well = [n for n in range(total) if n % (FAILURES_MAX - 1) == FAILURES_MAX - 2]
+    ill, calls = [n for n in range(total) if n not in well], 0
+    for n in range(total):
+        if n in ill:
+            house.engine.at[kind, calls] = breaking("again")
+        # A request that is well makes three steps: the one that sets out, one for its token, one for its end.
+        calls += 3 if kind == "step" and n in well else 1
+    house.run()
+    assert [n for n in range(total) if house.failed(f"r{n}")] == ill
+    assert all(house.text(f"r{n}") == "<5>" for n in well)
+
+
+def test_a_step_that_only_sets_out_makes_no_failure_bearable() -> None:
+    house = House(rows_max=1)
+    for n in range(FAILURES_MAX):
+        house.submit(f"r{n}", 5)
+    house.engine.at = {("step", 2 * n + 1): breaking("when it is read") for n in range(FAILURES_MAX)}
+    with pytest.raises(EngineKeepsFailing):
+        house.loop.run()
+
+
+def test_a_requests_own_faults_never_end_the_thread() -> None:
+    house = House()
+    for n in range(3 * FAILURES_MAX):
+        house.pipelines[f"r{n}"] = lambda: ScriptedPipeline(bad=5)
+        house.submit(f"r{n}", 5)
+    house.run()
+    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
+
+
+# --- back pressure and the end -----------------------------------------------------------------------
+
+
+def test_no_step_is_made_while_nobody_takes_what_was_said_but_commands_are_obeyed() -> None:
+    house = House()
+    house.submit("a", *range(1, 20))
+    house.submit("b", 5, 6)
+    waits: list[int] = []
+
+    def clog() -> None:
+        house.backlog = lambda: loop_module.OUTBOX_MESSAGES_MAX
+
+    def wait() -> None:
+        waits.append(house.engine.calls["step"])
+        if len(waits) == 3:
+            house.drop("a")
+        if len(waits) == 4:
+            assert house.loop.scheduler.get("a") is None
+            house.backlog = lambda: loop_module.OUTBOX_MESSAGES_MAX - 1
+
+    house.engine.at["step", 2] = clog
+    house.inbox.on_wait = wait
+    house.run()
+    assert waits == [2, 2, 2, 2]
+    assert len(house.tokens("a")) == 2
+    assert house.text("b") == "<5><6>"
+
+
+def test_a_stop_ends_the_thread_with_rows_aboard() -> None:
+    house = House()
+    house.submit("a", *range(1, 1000), max_tokens=999)
+    house.engine.at["step", 3] = lambda: house.inbox.put(Stop())
+    house.loop.run()
+    assert not house.inbox.idle
+    assert len(house.tokens("a")) == 3
+    assert house.ends("a") == []
+
+
+def test_a_stop_ends_an_idle_thread_and_what_comes_behind_it_is_not_begun() -> None:
+    house = House()
+    house.inbox.put(Stop())
+    house.submit("a", 5)
+    house.loop.run()
+    assert house.published == []
+    assert len(house.inbox.commands) == 1
+
+
+# --- on a thread, with the engine that ships ---------------------------------------------------------
+
+
+class Thread:
+    """The loop as the service runs it."""
+
+    def __init__(self, published: Callable[[Message], None]) -> None:
+        model = FakeLoader("fake").load(lambda done, total: None)
+        self.preparer = model.open_preparer()
+        self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.loop = Loop(
+            model=model,
+            scheduler=Scheduler(Policy(rows_max=4, prefill_tokens=16)),
+            incarnation=INCARNATION,
+            inbox=self.inbox,
+            publish=published,
+            backlog=lambda: 0,
+        )
+        self.thread = threading.Thread(target=self.loop.run)
+
+    def submit(self, id: str, prompt: str) -> None:
+        request = Generate(incarnation="g", id=id, sampling=Sampling(seed=1), prompt=prompt)
+        self.inbox.put(Submit(self.preparer.prepare(request, ())))
+
+
+def test_the_loop_runs_on_a_thread_of_its_own_until_it_is_told_to_stop() -> None:
+    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    running = Thread(said.put)
+    running.thread.start()
+    try:
+        for n in range(12):
+            running.submit(f"r{n}", f"a few words !tokens={n}")
+        running.submit("endless", "on and on !tokens=1000000")
+        ends: dict[str, Finished | Failed] = {}
+        while len(ends) < 12:
+            message = said.get(timeout=WAIT_S)
+            if isinstance(message, Finished | Failed):
+                assert message.id not in ends
+                ends[message.id] = message
+        assert {id: end.usage.completion_tokens for id, end in ends.items() if isinstance(end, Finished)} == {
+            f"r{n}": n + 1 for n in range(12)
+        }
+        running.inbox.put(Drop("endless"))
+    finally:
+        running.inbox.put(Stop())
+        running.thread.join(WAIT_S)
+    assert not running.thread.is_alive()
+    counters = running.loop.counters
+    assert (counters.running, counters.waiting, counters.cache_bytes) == (0, 0, 0)

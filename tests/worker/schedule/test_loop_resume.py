@@ -1,0 +1,67 @@
+"""Requests that another worker has begun to answer: the answer goes on where it stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.messages import Finished
+from tests.worker.engines import END, House, ScriptedEngine, ScriptedPipeline
+from worker.contract import Shape
+
+
+def test_the_answer_goes_on_behind_what_was_said() -> None:
+    house = House()
+    house.submit("a", 11, 12, 13, 14, resume=(11, 12))
+    house.run()
+    assert house.tokens("a") == [13, 14, END]
+    assert house.text("a") == "<13><14>"
+    end = house.end("a")
+    assert isinstance(end, Finished)
+    assert end.usage.completion_tokens == 5
+
+
+def test_text_that_was_held_back_is_still_there() -> None:
+    house = House(pipelines={"a": lambda: ScriptedPipeline(held=12)})
+    house.submit("a", 11, 12, 13, resume=(11, 12))
+    house.run()
+    assert house.text("a") == "<12><13>"
+
+
+@pytest.mark.parametrize(
+    ("resume", "max_tokens", "reason"), [((11, END), 99, "stop"), ((11, 12), 2, "length")]
+)
+def test_an_answer_that_was_whole_ends_at_once(resume: tuple[int, ...], max_tokens: int, reason: str) -> None:
+    house = House()
+    house.submit("a", 11, 12, 13, resume=resume, max_tokens=max_tokens)
+    house.run()
+    assert house.tokens("a") == []
+    assert house.reason("a") == reason
+    assert house.engine.sizes == []
+
+
+def test_a_stop_string_that_was_met_stays_met() -> None:
+    house = House(pipelines={"a": lambda: ScriptedPipeline(stop=12)})
+    house.submit("a", 11, 12, 13, resume=(11, 12))
+    house.run()
+    assert house.reason("a") == "stop"
+    assert house.text("a") == ""
+
+
+def test_a_pipeline_that_fails_over_it_fails_its_row_alone() -> None:
+    house = House(pipelines={"a": lambda: ScriptedPipeline(bad=12)})
+    house.submit("a", 11, 12, resume=(11, 12))
+    house.submit("b", 21)
+    house.run()
+    assert house.failed("a")
+    assert house.text("b") == "<21>"
+
+
+def test_what_is_stored_of_prompt_and_answer_is_not_run_again() -> None:
+    house = House(engine=ScriptedEngine(shape=Shape()), store_bytes=10**9)
+    script = tuple(range(1, 60))
+    house.submit("a", *script, prompt=600, max_tokens=40)
+    house.run()
+    house.submit("b", *script, like="a", resume=script[:40])
+    house.run()
+    assert house.tokens("b") == [*script[40:], END]
+    assert house.engine.restored["b"] == 639

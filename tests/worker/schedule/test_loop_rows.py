@@ -1,0 +1,245 @@
+"""What the loop does with its rows: the pace, copies, preemption, deadlines, order, log-probabilities."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from protocol.messages import Failed, Finished
+from tests.worker.engines import (
+    Broken,
+    House,
+    breaking,
+)
+from worker.contract import Draw
+from worker.schedule import loop as loop_module
+from worker.schedule.company import WINDOW_ALONE_S
+
+# --- the pace ----------------------------------------------------------------------------------------
+
+
+def paced(house: House) -> None:
+    """A token of prefill takes a millisecond, a decode step 40, to set out for one nearly nothing."""
+
+    def take(kind: str, size: int) -> None:
+        house.now += 0.001 * size if kind == "prefill" else 0.04 if size else 0.0001
+
+    house.engine.takes = take
+
+
+def test_a_running_stream_is_kept_waiting_no_longer_than_the_target() -> None:
+    house = House(prefill_tokens=2048)
+    paced(house)
+    house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
+    house.engine.at["step", 4] = lambda: house.submit("long", 5, prompt=1500)
+    read_at: list[float] = []
+    house.publish_also = lambda: read_at.append(house.now)
+    house.run()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(read_at)]
+    # Nothing is known of the first chunk. Of the others each fits between two decode steps.
+    assert house.engine.sizes[0] == 64
+    assert set(house.engine.sizes[1:-1]) == {32}
+    assert sorted(gaps)[-2] < 0.1
+
+
+def test_chunks_grow_with_what_is_known_while_nobody_decodes() -> None:
+    house = House(prefill_tokens=2048)
+    paced(house)
+    house.submit("long", 5, prompt=1500)
+    house.run()
+    # Each at most four times the one before, and no longer than a second.
+    assert house.engine.sizes == [64, 256, 768, 411]
+
+
+def test_the_time_of_a_prefill_that_fails_is_no_measure() -> None:
+    house = House(prefill_tokens=2048)
+    paced(house)
+    house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
+    house.engine.at["step", 4] = lambda: house.submit("bad", 5, prompt=20)
+    house.engine.at["step", 5] = lambda: house.submit("long", 5, prompt=1500)
+
+    def fail() -> None:
+        house.now += 50
+        raise Broken("after a long time")
+
+    house.engine.at["prefill", 0] = fail
+    house.run()
+    assert set(house.engine.sizes[2:-1]) == {32}
+
+
+def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
+    house = House(prefill_tokens=2048)
+    paced(house)
+    house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
+
+    def clog() -> None:
+        house.backlog = lambda: loop_module.OUTBOX_MESSAGES_MAX
+
+    def wait() -> None:
+        house.now += 100
+        house.backlog = lambda: 0
+        house.submit("long", 5, prompt=1500)
+
+    house.engine.at["step", 4] = clog
+    house.inbox.on_wait = wait
+    house.run()
+    assert set(house.engine.sizes[1:-1]) == {32}
+
+
+# --- several rows of one prompt ----------------------------------------------------------------------
+
+
+def test_copies_of_a_prompt_are_made_of_the_row_that_runs_it() -> None:
+    house = House(prefill_tokens=16)
+    house.submit("a", 5, 6, prompt=41)
+    for n, id in enumerate("bc"):
+        house.submit(id, 7 + n, like="a")
+    house.run()
+    assert house.engine.groups == [["a"]] * 3
+    assert house.engine.forks == [("a", "b"), ("a", "c")]
+    assert [house.text(id) for id in "abc"] == ["<5><6>", "<7>", "<8>"]
+
+
+@pytest.mark.parametrize("what", ["cancelled", "failed"])
+def test_another_copy_takes_over_where_the_leader_is_gone(what: str) -> None:
+    house = House(prefill_tokens=16)
+    house.submit("a", 5, prompt=41)
+    house.submit("b", 6, like="a")
+    house.submit("c", 7, like="a")
+    house.engine.at["prefill", 1] = breaking("it") if what == "failed" else lambda: house.drop("a")
+    house.run()
+    assert house.engine.forks == [("b", "c")]
+    assert [house.text(id) for id in "bc"] == ["<6>", "<7>"]
+    assert len(house.ends("a")) == (what == "failed")
+
+
+def test_a_copy_that_cannot_be_made_fails_alone() -> None:
+    house = House()
+    house.submit("a", 5)
+    house.submit("b", 6, like="a")
+    house.submit("c", 7, like="a")
+    house.engine.at["fork", 0] = breaking("no room")
+    house.run()
+    assert house.failed("b")
+    assert [house.text(id) for id in "ac"] == ["<5>", "<7>"]
+
+
+# --- preemption and deadlines ------------------------------------------------------------------------
+
+
+def test_a_row_that_is_preempted_goes_on_with_the_same_text() -> None:
+    house = House(bytes_max=256, prefill_tokens=64)
+    scripts = {"old": range(1, 120), "young": range(200, 320)}
+    for id, script in scripts.items():
+        house.submit(id, *script, prompt=30, max_tokens=110)
+    house.run()
+    for id, script in scripts.items():
+        assert house.tokens(id) == list(script)[:110]
+        assert house.text(id) == "".join(f"<{n}>" for n in list(script)[:110])
+    together, *later = house.engine.groups
+    assert together == ["old", "young"]
+    assert later == [["young"]] * 2  # its prompt and its answer so far
+    assert [m.id for m in house.published if isinstance(m, Finished)] == ["old", "young"]
+
+
+def test_an_answer_ends_where_memory_does() -> None:
+    house = House(bytes_max=128)
+    house.submit("a", *range(1, 999), prompt=40, max_tokens=900)
+    house.run()
+    assert house.reason("a") == "length"
+    assert len(house.tokens("a")) == 128 - 40
+
+
+@pytest.mark.parametrize("where", ["waiting", "running"])
+def test_a_request_ends_at_its_deadline_wherever_it_stands(where: str) -> None:
+    house = House(rows_max=1)
+    first, second = ("a", "late") if where == "waiting" else ("late", "a")
+    house.submit(first, *range(1, 20), deadline_s=5.0 if first == "late" else None)
+    house.submit(second, 7, deadline_s=5.0 if second == "late" else None)
+
+    def pass_time() -> None:
+        house.now += 1.0
+
+    house.engine.at = {("step", n): pass_time for n in range(99)}
+    house.run()
+    end = house.end("late")
+    assert isinstance(end, Failed)
+    assert end.code == "deadline_exceeded"
+    assert house.tokens("late") == ([1, 2, 3, 4] if where == "running" else [])
+    assert house.reason("a") == "stop"
+
+
+def test_a_more_important_request_goes_before_those_that_wait() -> None:
+    house = House(rows_max=1)
+    for id, priority in (("first", 0), ("second", 0), ("urgent", -1)):
+        house.submit(id, 5, priority=priority)
+    house.run()
+    assert [m.id for m in house.published if isinstance(m, Finished)] == ["urgent", "first", "second"]
+
+
+# --- log-probabilities -------------------------------------------------------------------------------
+
+
+def test_log_probabilities_are_told_in_bytes_and_only_to_those_who_ask() -> None:
+    house = House()
+    house.submit("asks", 5, draw=Draw(logprobs=2))
+    house.submit("asks not", 5)
+    house.run()
+    first, last = house.deltas("asks")
+    [likelihood] = first.likelihoods
+    assert (likelihood.bytes, likelihood.logprob) == (b"<5>", -0.25)
+    assert likelihood.top == [(b"<5>", -0.25), (b"<9>", -2.0)]
+    assert last.likelihoods == []
+    assert all(delta.likelihoods == [] for delta in house.deltas("asks not"))
+
+
+# --- the admission window ----------------------------------------------------------------------------
+
+
+def test_an_idle_loop_waits_a_little_so_that_those_who_come_together_share_a_call() -> None:
+    house = House(admission_window_s=0.005)
+    house.submit("a", 5)
+
+    def arrive() -> None:
+        house.now += 0.002
+        if len(house.inbox.timeouts) == 1:
+            house.submit("b", 6)
+
+    house.inbox.on_wait = arrive
+    house.run()
+    assert house.inbox.timeouts == pytest.approx([0.005, 0.003])
+    assert house.engine.groups == [["a", "b"]]
+
+
+def test_a_loop_that_is_full_or_busy_waits_for_nobody() -> None:
+    house = House(admission_window_s=0.005, rows_max=1)
+    house.submit("a", 5, 6, 7)
+    house.engine.at["step", 1] = lambda: house.submit("b", 6)
+    house.run()
+    assert house.inbox.timeouts == []
+    assert house.text("b") == "<6>"
+
+
+def test_one_who_comes_alone_time_and_again_hardly_waits() -> None:
+    house = House(admission_window_s=0.005)
+    for number in range(3):
+        house.submit(f"{number}", 11)
+        house.run()
+        house.now += 1
+    assert house.inbox.timeouts[0] == pytest.approx(0.005)
+    assert house.inbox.timeouts[1:] == [pytest.approx(WINDOW_ALONE_S)] * 2
+
+
+def test_whoever_had_company_waits_for_it_the_next_time() -> None:
+    house = House(admission_window_s=0.005)
+    house.submit("alone", 11)
+    house.run()
+    for number in range(2):
+        house.now += 1
+        house.submit(f"{number}", 11)
+        house.submit(f"{number} too", 11)
+        house.run()
+    assert house.inbox.timeouts[0] == pytest.approx(0.005)
+    assert house.inbox.timeouts[1] == pytest.approx(WINDOW_ALONE_S)
+    assert house.inbox.timeouts[2] == pytest.approx(0.005)

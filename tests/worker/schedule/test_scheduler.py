@@ -1,0 +1,533 @@
+"""Who runs in a step: first come first served, within the rows and the budget there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import Code, RequestError
+from worker.contract import Draw, Prepared
+from worker.schedule.rows import Phase, Plan
+from worker.schedule.scheduler import AHEAD_MAX, SHORT_TOKENS_MAX, Policy, Scheduler
+
+
+def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> Prepared:
+    """A prompt whose tokens are 0, 1, 2…: each says where it belongs. `first`: it begins with that one."""
+    tokens = (first, *range(1, prompt))
+    return Prepared(
+        id=id, tokens=tokens, draw=Draw(), stop=(), max_tokens=9, end_tokens=frozenset(), **fields
+    )
+
+
+def scheduler(rows_max: int = 4, prefill_tokens: int = 8, **policy: Any) -> Scheduler:
+    return Scheduler(Policy(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy))
+
+
+def add(s: Scheduler, id: str, prompt: int, **fields: Any) -> None:
+    """A request with a prompt of its own."""
+    s.add(request(id, prompt, first=1000 + len(s), **fields), now=0.0)
+
+
+def carry_out(s: Scheduler, plan: Plan) -> None:
+    for group in plan.groups:
+        s.ran(group)
+        for chunk in group:
+            for row in (*chunk.copies, chunk.row) if chunk.last else ():
+                s.started(row)
+    s.lap(0.0, decoded=True)
+
+
+def run(s: Scheduler) -> list[list[tuple[str, int, bool]]]:
+    """One step, carried out; its groups by id and number of tokens."""
+    plan = s.plan()
+    carry_out(s, plan)
+    return [[(chunk.row.id, len(chunk.tokens), chunk.last) for chunk in group] for group in plan.groups]
+
+
+def ids(s: Scheduler) -> list[list[str]]:
+    return [[id for id, _, _ in group] for group in run(s)]
+
+
+def phases(s: Scheduler) -> dict[str, Phase]:
+    return {row.id: row.phase for row in s}
+
+
+# --- one thing at a time -----------------------------------------------------------------------------
+
+
+def test_with_nothing_to_do_there_is_no_step() -> None:
+    assert not scheduler().plan().groups
+    assert not scheduler().decodes
+
+
+def test_a_prompt_is_run_but_for_its_last_token() -> None:
+    s = scheduler()
+    add(s, "a", 5)
+    [[chunk]] = s.plan().groups
+    assert chunk.tokens == (1000, 1, 2, 3)
+    assert run(s) == [[("a", 4, True)]]
+    assert phases(s) == {"a": Phase.DECODE}
+    assert s.decodes
+    assert not s.plan().groups
+
+
+def test_a_prompt_of_one_token_starts_without_a_prefill() -> None:
+    s = scheduler()
+    add(s, "a", 1)
+    assert run(s) == [[("a", 0, True)]]
+    assert phases(s) == {"a": Phase.DECODE}
+
+
+def test_a_long_prompt_is_run_in_chunks_of_the_budget() -> None:
+    s = scheduler(prefill_tokens=4)
+    add(s, "a", 10)
+    assert [run(s) for _ in range(3)] == [[[("a", 4, False)]], [[("a", 4, False)]], [[("a", 1, True)]]]
+
+
+def test_a_prompt_that_fills_the_budget_exactly_is_done_with_it() -> None:
+    s = scheduler(prefill_tokens=4)
+    add(s, "a", 5)
+    assert run(s) == [[("a", 4, True)]]
+
+
+def test_what_is_left_of_the_budget_goes_to_whom_it_is_enough_for() -> None:
+    s = scheduler(prefill_tokens=48)
+    for id, prompt in (("a", 33), ("b", 17), ("c", 40), ("d", 2)):
+        add(s, id, prompt)
+    assert run(s) == [[("a", 32, True)], [("b", 16, True)]]
+    assert run(s) == [[("c", 39, True)], [("d", 1, True)]]
+
+
+def test_no_more_rows_run_than_there_are_places() -> None:
+    s = scheduler(rows_max=2, prefill_tokens=100)
+    for id in "abc":
+        add(s, id, 1)
+    assert ids(s) == [["a"], ["b"]]
+    assert run(s) == []
+    assert phases(s)["c"] is Phase.WAITING
+    s.drop("a")
+    assert ids(s) == [["c"]]
+
+
+def test_a_row_in_prefill_holds_its_place() -> None:
+    s = scheduler(rows_max=1, prefill_tokens=2)
+    add(s, "a", 9)
+    add(s, "b", 1)
+    for _ in range(4):
+        assert ids(s) == [["a"]]
+    assert run(s) == []
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.WAITING}
+
+
+def test_decoding_goes_on_while_others_prefill() -> None:
+    s = scheduler(prefill_tokens=2)
+    add(s, "a", 1)
+    run(s)
+    add(s, "b", 9)
+    plan = s.plan()
+    assert s.decodes
+    assert [[chunk.row.id for chunk in group] for group in plan.groups] == [["b"]]
+
+
+def test_a_plan_that_was_not_carried_out_is_made_again() -> None:
+    s = scheduler(prefill_tokens=4)
+    add(s, "a", 10)
+    assert s.plan() == s.plan()
+    assert run(s) == [[("a", 4, False)]]
+
+
+# --- order -------------------------------------------------------------------------------------------
+
+
+def test_the_more_important_go_first_and_equals_in_the_order_they_came() -> None:
+    s = scheduler(rows_max=1, prefill_tokens=99)
+    for id, priority in (("a", 1), ("b", 0), ("c", -1), ("d", 0), ("e", -1)):
+        add(s, id, 1, priority=priority)
+    served = []
+    while len(s):
+        [[id]] = ids(s)
+        served.append(id)
+        s.drop(id)
+    assert served == list("cebda")
+
+
+def test_the_more_important_is_prefilled_before_one_that_is_half_way() -> None:
+    s = scheduler(prefill_tokens=4)
+    add(s, "a", 13)
+    run(s)
+    add(s, "urgent", 5, priority=-1)
+    assert run(s) == [[("urgent", 4, True)]]
+    assert run(s) == [[("a", 4, False)]]
+
+
+# --- together ----------------------------------------------------------------------------------------
+
+
+def warm(prefill_tokens: int = 4096, rows_max: int = 8, **policy: Any) -> Scheduler:
+    """A scheduler that has seen a big prefill, which took no time to speak of."""
+    s = scheduler(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy)
+    for _ in range(4):
+        add(s, "warming", 4097)
+        while phases(s)["warming"] is not Phase.DECODE:
+            run(s)
+        s.drop("warming")
+    return s
+
+
+def test_short_prompts_of_like_length_are_run_together() -> None:
+    s = warm()
+    for id, prompt in (("a", 20), ("b", 200), ("c", 22), ("d", 190), ("e", 18)):
+        add(s, id, prompt)
+    assert ids(s) == [["a", "c", "e"], ["b", "d"]]
+
+
+def test_short_prompts_without_a_place_run_along_and_start_when_there_is_one() -> None:
+    s = warm(rows_max=2)
+    for id, prompt in (("a", 20), ("b", 22), ("c", 21), ("d", 20)):
+        add(s, id, prompt)
+    [group] = run(s)
+    assert group == [("a", 19, True), ("b", 21, True), ("c", 20, False), ("d", 19, False)]
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.AHEAD, "d": Phase.AHEAD}
+    assert run(s) == []
+    s.drop("b")
+    assert run(s) == [[("c", 0, True)]]
+    assert phases(s) == {"a": Phase.DECODE, "c": Phase.DECODE, "d": Phase.AHEAD}
+
+
+def test_so_many_rows_run_ahead_and_not_more() -> None:
+    s = warm(rows_max=1)
+    for n in range(2 * AHEAD_MAX):
+        add(s, f"r{n}", 20)
+    assert [len(group) for group in run(s)] == [1 + AHEAD_MAX]
+    s.drop("r0")
+    assert run(s) == [[("r1", 0, True)]]
+
+
+def test_nobody_runs_ahead_of_one_who_cannot() -> None:
+    s = warm(rows_max=1)
+    for id, prompt in (("a", 20), ("b", 20), ("long", 300), ("c", 20)):
+        add(s, id, prompt)
+    assert ids(s) == [["a", "b"]]
+
+
+def test_who_runs_ahead_waits_for_the_more_important() -> None:
+    s = warm(rows_max=1)
+    for id in "ab":
+        add(s, id, 20)
+    run(s)
+    add(s, "urgent", 300, priority=-1)
+    s.drop("a")
+    assert ids(s) == [["urgent"]]
+    assert phases(s) == {"b": Phase.AHEAD, "urgent": Phase.DECODE}
+
+
+def test_who_runs_ahead_gives_way_to_the_more_important() -> None:
+    s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=350, row_bytes=lambda tokens: tokens)
+    for id in "ab":
+        add(s, id, 20)
+    run(s)
+    add(s, "urgent", 300, priority=-1)
+    s.drop("a")
+    plan = s.plan()
+    assert [row.id for row in plan.preempted] == ["b"]
+    assert [chunk.row.id for [chunk] in plan.groups] == ["urgent"]
+    assert phases(s)["b"] is Phase.WAITING
+
+
+def test_who_runs_ahead_gives_way_to_those_who_grow() -> None:
+    s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=300, row_bytes=lambda tokens: tokens)
+    for id in "ab":
+        add(s, id, 20)
+    run(s)
+    preempted = []
+    growing = s.get("a")
+    assert growing is not None
+    for _ in range(190):
+        s.answered(growing, 1)
+        preempted += [row.id for row in s.plan().preempted]
+    assert preempted == ["b"]
+
+
+def test_no_more_than_a_quarter_of_a_call_is_padding() -> None:
+    s = warm()
+    add(s, "a", 101)
+    add(s, "b", 52)  # 151 of 200
+    add(s, "c", 51)  # 201 of 300
+    assert ids(s) == [["a", "b"], ["c"]]
+
+
+def test_long_prompts_and_those_half_way_are_run_alone() -> None:
+    s = warm()
+    add(s, "half", SHORT_TOKENS_MAX * 2)
+    s.plan()
+    for id, left in (("long", 1), ("short", 0), ("shorter", -1)):
+        add(s, id, SHORT_TOKENS_MAX + 1 + left)
+    row = s.get("half")
+    assert row is not None
+    row.prefilled = SHORT_TOKENS_MAX
+    assert ids(s) == [["half"], ["long"], ["short", "shorter"]]
+
+
+def test_no_more_run_together_than_the_budget_holds() -> None:
+    s = warm(prefill_tokens=64)
+    for id in "abcd":
+        add(s, id, 21)
+    assert ids(s) == [["a", "b", "c"]]
+    assert ids(s) == [["d"]]
+
+
+# --- one prompt, several rows ------------------------------------------------------------------------
+
+
+def test_of_equal_prompts_one_is_run_and_the_others_are_copies() -> None:
+    s = scheduler(prefill_tokens=64)
+    for id in "abc":
+        s.add(request(id, 100), 0.0)
+    assert ids(s) == [["a"]]
+    assert phases(s)["b"] is Phase.WAITING
+    [[chunk]] = s.plan().groups
+    assert chunk.last
+    assert [row.id for row in chunk.copies] == ["b", "c"]
+    assert run(s) == [[("a", 35, True)]]
+    assert set(phases(s).values()) == {Phase.DECODE}
+
+
+def test_who_comes_late_is_still_a_copy_and_lends_its_importance() -> None:
+    s = scheduler(prefill_tokens=64)
+    s.add(request("a", 150), 0.0)
+    run(s)
+    add(s, "b", 150, priority=-1)
+    s.add(request("urgent", 150, priority=-2), 0.0)
+    [[chunk]] = s.plan().groups
+    assert (chunk.row.id, chunk.last) == ("a", False)
+
+
+def test_only_who_has_a_place_is_a_copy() -> None:
+    s = scheduler(rows_max=2, prefill_tokens=64)
+    for id in "abc":
+        s.add(request(id, 9), 0.0)
+    [[chunk]] = s.plan().groups
+    assert [row.id for row in chunk.copies] == ["b"]
+    run(s)
+    s.drop("a")
+    assert run(s) == [[("c", 8, True)]]
+
+
+def test_where_the_leader_leaves_another_one_leads() -> None:
+    s = scheduler(prefill_tokens=64)
+    for id in "abc":
+        s.add(request(id, 100), 0.0)
+    run(s)
+    s.drop("a")
+    assert run(s) == [[("b", 64, False)]]
+    [[chunk]] = s.plan().groups
+    assert [row.id for row in chunk.copies] == ["c"]
+
+
+def test_prompts_that_merely_have_the_same_hash_are_strangers() -> None:
+    s = scheduler(prefill_tokens=64)
+    # -1 and -2 have the same hash in Python, and so have tuples of them.
+    for id, first in (("a", -1), ("b", -2)):
+        s.add(request(id, 9, first=first), 0.0)
+    assert hash((-1, 1)) == hash((-2, 1))
+    assert ids(s) == [["a", "b"]]
+
+
+# --- bytes -------------------------------------------------------------------------------------------
+
+
+def a_byte_each(tokens: int) -> int:
+    return tokens
+
+
+def limited(bytes_max: int, **policy: Any) -> Scheduler:
+    return scheduler(rows_max=8, prefill_tokens=128, bytes_max=bytes_max, row_bytes=a_byte_each, **policy)
+
+
+def answer(s: Scheduler, id: str, count: int) -> bool:
+    row = s.get(id)
+    assert row is not None
+    fits = [s.answered(row, 7) for _ in range(count)]
+    return all(fits)
+
+
+def test_a_prompt_that_never_fits_is_refused_with_what_would() -> None:
+    s = limited(200)
+    with pytest.raises(RequestError, match="context length is 191 tokens ") as caught:
+        s.add(request("a", 192), 0.0)
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert len(s) == 0
+    s.add(request("a", 191), 0.0)
+    with pytest.raises(RequestError, match="length is 0 tokens"):
+        limited(10).add(request("a", 5), 0.0)
+
+
+def test_nobody_is_admitted_who_would_leave_the_others_no_room_to_grow() -> None:
+    s = limited(64 * 5)
+    add(s, "a", 100)
+    add(s, "b", 60)
+    add(s, "c", 10)
+    # 128 for a, 64 to grow, 64 for b, 64 to grow: c would fit, and must wait for room to grow.
+    while s.count(Phase.PREFILL) or s.count(Phase.WAITING) > 1:
+        run(s)
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.WAITING}
+    assert run(s) == []
+    s.drop("b")
+    assert ids(s) == [["c"]]
+
+
+def test_what_caches_really_take_keeps_others_waiting_too() -> None:
+    s = limited(64 * 5)
+    add(s, "a", 10)
+    run(s)
+    add(s, "b", 10)
+    assert not s.plan(cache_bytes=64 * 4).groups
+    assert s.plan(cache_bytes=64 * 2).groups
+
+
+def test_who_is_alone_is_admitted_whatever_caches_seem_to_take() -> None:
+    s = limited(64 * 5)
+    add(s, "a", 10)
+    assert s.plan(cache_bytes=10**9).groups
+
+
+def test_the_youngest_of_the_least_important_makes_room() -> None:
+    s = limited(64 * 6)
+    for id, priority in (("a", 0), ("minor", 1), ("b", 0)):
+        add(s, id, 40, priority=priority)
+    while s.count(Phase.DECODE) < 3:
+        run(s)
+    preempted = []
+    for _ in range(2):
+        for id in [id for id, phase in phases(s).items() if phase is Phase.DECODE]:
+            assert answer(s, id, 64)
+        plan = s.plan()
+        preempted.append([row.id for row in plan.preempted])
+        carry_out(s, plan)
+    assert preempted == [[], ["minor"]]
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "minor": Phase.WAITING}
+
+
+def test_who_was_preempted_keeps_its_answer_and_its_place_in_line() -> None:
+    s = limited(64 * 4)
+    for id in ("a", "b"):
+        add(s, id, 31)
+    run(s)
+    for id in ("a", "b"):
+        answer(s, id, 100)
+    add(s, "c", 10)
+    plan = s.plan()
+    assert [row.id for row in plan.preempted] == ["b"]
+    assert not plan.groups  # c would fit, and b comes first
+    s.drop("a")
+    [[chunk]] = s.plan().groups
+    assert chunk.row.id == "b"
+    assert chunk.row.tokens == (1001, *range(1, 31), *[7] * 100)
+    while phases(s)["b"] is not Phase.DECODE:
+        run(s)
+    assert answer(s, "b", 1)
+
+
+def test_caches_that_take_more_than_was_thought_cost_one_row_at_a_time() -> None:
+    s = limited(64 * 9)
+    for id in "abc":
+        add(s, id, 10)
+    run(s)
+    preempted = [[row.id for row in s.plan(cache_bytes=10**6).preempted] for _ in range(9)]
+    # After each the engine has time to give back the bytes; the last one stays.
+    assert preempted == [["c"], [], [], ["b"], [], [], [], [], []]
+
+
+def test_a_row_that_surprised_is_not_let_in_only_to_be_preempted_again() -> None:
+    s = limited(64 * 8)
+    for id in ("a", "b"):
+        add(s, id, 60)
+    preempted = 0
+    for _ in range(200):
+        # Rows that run together are padded: two take three times what they take alone.
+        cache_bytes = sum(row.bytes for row in s) * (3 if s.count(Phase.DECODE) > 1 else 1)
+        plan = s.plan(cache_bytes)
+        preempted += len(plan.preempted)
+        carry_out(s, plan)
+        for row in s:
+            if row.phase is Phase.DECODE and row.length < 300:
+                assert s.answered(row, 7)
+    assert preempted == 1
+    # Who comes when others have left gets another chance, in time.
+    s.drop("a")
+    for n in range(30):
+        add(s, f"c{n}", 1)
+        run(s)
+        s.drop(f"c{n}")
+    add(s, "d", 60)
+    assert s.plan(cache_bytes=0).groups
+
+
+def test_a_row_alone_goes_on_until_memory_ends() -> None:
+    s = limited(64 * 3)
+    add(s, "a", 10)
+    run(s)
+    assert answer(s, "a", 181)
+    assert not s.plan().preempted
+    assert not answer(s, "a", 1)
+
+
+# --- leaving -----------------------------------------------------------------------------------------
+
+
+def test_a_dropped_row_is_gone_whatever_its_phase() -> None:
+    s = scheduler(rows_max=2, prefill_tokens=4)
+    for id, prompt in (("decoding", 1), ("prefilling", 9), ("waiting", 9)):
+        add(s, id, prompt)
+    run(s)
+    assert list(phases(s).values()) == [Phase.DECODE, Phase.PREFILL, Phase.WAITING]
+    for id in list(phases(s)):
+        row = s.get(id)
+        assert s.drop(id) is row
+        assert s.drop(id) is None
+        assert s.get(id) is None
+    assert len(s) == 0
+    assert not s.plan().groups
+
+
+def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None:
+    s = scheduler()
+    add(s, "a", 5)
+    with pytest.raises(ValueError, match="there already"):
+        add(s, "a", 3)
+    s.drop("a")
+    add(s, "a", 3)
+    assert run(s) == [[("a", 2, True)]]
+
+
+def test_a_row_is_overdue_from_its_deadline_until_it_leaves() -> None:
+    s = scheduler(rows_max=1)
+    s.add(request("runs", 5, first=1, deadline_s=3.0), 10.0)
+    s.add(request("waits", 5, first=2, deadline_s=2.0), 10.0)
+    s.add(request("never", 5, first=3), 10.0)
+    run(s)
+    assert s.overdue(11.9) == []
+    assert [row.id for row in s.overdue(12.0)] == ["waits"]
+    assert [row.id for row in s.overdue(13.0)] == ["runs", "waits"]
+    s.drop("waits")
+    assert [row.id for row in s.overdue(13.0)] == ["runs"]
+
+
+def test_after_a_rewind_a_prompt_begins_anew() -> None:
+    s = scheduler(prefill_tokens=4)
+    add(s, "a", 10)
+    run(s)
+    s.rewind()
+    [[chunk]] = s.plan().groups
+    assert chunk.tokens == (1000, 1, 2, 3)
+
+
+def test_rows_are_counted_by_phase() -> None:
+    s = scheduler(rows_max=2, prefill_tokens=4)
+    for id, prompt in (("a", 1), ("b", 9), ("c", 9), ("d", 9)):
+        add(s, id, prompt)
+    run(s)
+    assert s.count(Phase.WAITING) == 2
+    assert s.count(Phase.PREFILL, Phase.DECODE) == 2
+    assert s.count(*Phase) == len(s) == 4

@@ -1,1 +1,0 @@
-"""Caches of many rows: laid out for decoding together, over whatever mix of layers upstream makes."""

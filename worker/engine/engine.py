@@ -1,0 +1,220 @@
+"""The rows of one model: prefilled in chunks, then decoded together, on caches of ours over upstream's.
+
+A row is in one of three places: *prefilling*, with caches of its own; *joining*, started since the last
+step; or in a *group* of rows that decode in one forward pass. Mostly there is one group; rows of very unequal
+length are kept in several, and rows of a model that cannot be batched in one each. What must hold: a group's
+caches, pending tokens and sampler have one entry per row, in one order. A row that is dropped leaves a hole
+until the next step, which closes all holes and takes in all joining rows at once.
+
+Decoding is double-buffered: `step` dispatches the forward pass that feeds the pending tokens before it reads
+them, so the device works while the tokens are handled. One pass is wasted when a row ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from worker.contract import Blob, Cut, Draw, Likelihood, Piece, Step
+from worker.engine.caches import grouping, packing, stored
+from worker.engine.caches.batch import Batch, RowCaches
+from worker.engine.caches.cost import row_cost
+from worker.engine.caches.prefill import prefill_together
+from worker.engine.caches.trial import can_decode_together, can_prefill_together, restorable_shape
+from worker.engine.group import Group, Member
+from worker.engine.sampling.sampler import Row, Sampled
+
+TOKENS_PER_CLEAR = 256
+"""How deep the rows advance before buffers that are kept for reuse are given back to the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What a forward pass draws, with the rows it was for, in their order."""
+
+    members: list[Member]
+    sampled: Sampled
+
+
+class BatchEngine:
+    """`contract.Engine` on MLX."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.is_batchable = can_decode_together(model)
+        self._can_pad = self.is_batchable and can_prefill_together(model)
+        self.shape = restorable_shape(model)
+        self._cost = row_cost(model)
+        self._prefilling: dict[str, RowCaches] = {}
+        self._members: dict[str, Member] = {}
+        self._joining: list[Member] = []
+        self._groups: list[Group] = []
+        self._unread: list[_Unread] = []
+        self._advanced = 0
+
+    # --- prefill ---
+
+    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        """See `contract.Engine`. Returns when the chunks are computed."""
+        if self._can_pad and len(chunks) > 1 and not self._prefilling.keys() & chunks.keys():
+            self._prefilling |= prefill_together(self._model, chunks)
+        else:
+            for row, tokens in chunks.items():
+                caches = self._prefilling.setdefault(row, self._fresh())
+                self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
+        mx.eval([cache.state for row in chunks for cache in self._prefilling[row]])
+        self._advance(max(map(len, chunks.values())))
+
+    def fork(self, row: str, copy: str) -> None:
+        """See `contract.Engine`."""
+        if row in self._prefilling:
+            self._prefilling[copy] = deepcopy(self._prefilling[row])
+
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
+        """See `contract.Engine`."""
+        caches = self._prefilling.pop(row, None) or self._fresh()
+        drawing = Row(draw, tokens, prompt_tokens)
+        member = Member(row, len(tokens), drawing, mx.array([tokens[-1]], mx.uint32), caches)
+        self._members[row] = member
+        self._joining.append(member)
+
+    # --- what is stored of rows ---
+
+    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+        """See `contract.Engine`."""
+        source, place = self._source(row)
+        columns = [stored.columns_of(source, place, first, last) for first, last in runs]
+        state = stored.states_of(source, place) if states else None
+        mx.eval(
+            [stored.arrays_of(held.layers) for held, _ in columns], stored.arrays_of(state and state.layers)
+        )
+        cuts = [Cut(held, held.nbytes, whole_from) for held, whole_from in columns]
+        return cuts, None if state is None else Cut(state, state.nbytes)
+
+    def _source(self, row: str) -> tuple[RowCaches | Batch, int]:
+        """Where a row's caches are, and its place in them."""
+        if row in self._prefilling:
+            return self._prefilling[row], 0
+        member = self._members[row]
+        group = next((group for group in self._groups if member in group.members), None)
+        return (member.caches, 0) if group is None else group.source(member)
+
+    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+        """See `contract.Engine`."""
+        caches = self._fresh()
+        stored.rebuild(caches, pieces, states)
+        mx.eval([cache.state for cache in caches])
+        self._prefilling[row] = caches
+
+    def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
+        """See `contract.Engine`."""
+        return packing.pack(payload)
+
+    def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
+        """See `contract.Engine`."""
+        payload = packing.unpack(blobs, rest)
+        return Cut(payload, payload.nbytes)
+
+    # --- decode ---
+
+    def step(self) -> Step:
+        """See `contract.Engine`. Waits for what the last step set out to compute."""
+        unread, self._unread = self._unread, []
+        self._reseat()
+        for group in self._groups:
+            sampled = group.dispatch(self._model)
+            self._unread.append(_Unread(list(group.members), sampled))
+        tokens: dict[str, int] = {}
+        likelihoods: dict[str, Likelihood] = {}
+        for pass_ in unread:
+            drawn = pass_.sampled.tokens.tolist()
+            for member, token in zip(pass_.members, drawn, strict=True):
+                if not member.dropped:
+                    tokens[member.name] = token
+            for place, likelihood in pass_.sampled.likelihoods().items():
+                if not pass_.members[place].dropped:
+                    likelihoods[pass_.members[place].name] = likelihood
+        self._advance(1)
+        return Step(tokens, likelihoods)
+
+    def drop(self, row: str) -> None:
+        """See `contract.Engine`."""
+        self._prefilling.pop(row, None)
+        member = self._members.pop(row, None)
+        if member is None:
+            return
+        member.dropped = True
+        self._joining = [joining for joining in self._joining if joining is not member]
+        # What nobody waits for is let go at once, not at a step that may never come.
+        self._groups = [group for group in self._groups if not group.is_abandoned]
+        self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
+
+    def reset(self) -> None:
+        """See `contract.Engine`."""
+        for held in (self._prefilling, self._members, self._joining, self._groups, self._unread):
+            held.clear()
+        mx.clear_cache()
+
+    # --- bytes ---
+
+    def cache_bytes(self) -> int:
+        """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
+        rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
+        return sum(cache.nbytes for caches in rows for cache in caches) + sum(g.nbytes for g in self._groups)
+
+    def row_bytes(self, tokens: int) -> int:
+        """See `contract.Engine`."""
+        return self._cost(tokens)
+
+    # --- who decodes with whom ---
+
+    def _reseat(self) -> None:
+        if not self._joining and not any(group.has_holes for group in self._groups):
+            return
+        joining, self._joining = self._joining, []
+        coming = self._placed(joining) if self.is_batchable else self._apart(joining)
+        for group, members in zip(self._groups, coming, strict=True):
+            group.reseat(members, self._fresh)
+        self._groups = [group for group in self._groups if group.members]
+
+    def _apart(self, joining: list[Member]) -> list[list[Member]]:
+        """Who joins which group, where every row has one of its own."""
+        coming: list[list[Member]] = [[] for _ in self._groups]
+        coming += [[member] for member in joining]
+        self._groups += [Group() for _ in joining]
+        return coming
+
+    def _placed(self, joining: list[Member]) -> list[list[Member]]:
+        """Who joins which group; groups are added and formed anew as memory asks for it."""
+        lengths = [[member.length for member in group.living] for group in self._groups]
+        coming: list[list[Member]] = [[] for _ in self._groups]
+        for member in sorted(joining, key=lambda member: -member.length):
+            place = grouping.place(lengths, member.length)
+            if place == len(lengths):
+                self._groups.append(Group())
+                lengths.append([])
+                coming.append([])
+            lengths[place].append(member.length)
+            coming[place].append(member)
+        if grouping.is_fine(lengths):
+            return coming
+        everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
+        parts = grouping.partition([member.length for member in everybody])
+        self._groups = [Group() for _ in parts]
+        return [[everybody[row] for row in part] for part in parts]
+
+    def _fresh(self) -> RowCaches:
+        return make_prompt_cache(self._model)
+
+    def _advance(self, tokens: int) -> None:
+        # Clearing costs every later step its warm buffers, never clearing keeps those of outgrown caches.
+        self._advanced += tokens
+        if self._advanced >= TOKENS_PER_CLEAR:
+            self._advanced = 0
+            mx.clear_cache()

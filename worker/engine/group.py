@@ -1,0 +1,122 @@
+"""Rows that decode in one forward pass: their caches, pending tokens and sampler, in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from worker.engine.caches.batch import Batch, RowCaches
+from worker.engine.sampling.sampler import Row, Sampled, Sampler
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A started row.
+
+    `length`: tokens of its sequence, with the pending one, which is not in its caches yet. `token`: that one,
+    [1] uint32, while the row is in no group; `caches` likewise.
+    """
+
+    name: str
+    length: int
+    row: Row
+    token: mx.array | None
+    caches: RowCaches
+    dropped: bool = False
+
+
+class Group:
+    """A row that is alone keeps its own caches: they are quicker than a batch of one."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._tokens = mx.array([], mx.uint32)
+        self._sampler: Sampler | None = None
+        self._own: RowCaches = []
+        self._batch: Batch | None = None
+
+    @property
+    def has_holes(self) -> bool:
+        return any(member.dropped for member in self.members)
+
+    @property
+    def is_abandoned(self) -> bool:
+        return all(member.dropped for member in self.members)
+
+    @property
+    def living(self) -> list[Member]:
+        return [member for member in self.members if not member.dropped]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches."""
+        return sum(cache.nbytes for cache in self._own) if self._batch is None else self._batch.nbytes
+
+    def dispatch(self, model: nn.Module) -> Sampled:
+        """Set out to feed every row its pending token and to draw the next one, which becomes pending."""
+        assert self._sampler is not None
+        caches = self._own if self._batch is None else self._batch.caches
+        logits = model(self._tokens[:, None], cache=caches)[:, -1, :]
+        sampled = self._sampler(logits, [member.length for member in self.members])
+        self._tokens = sampled.tokens
+        if self._batch is not None:
+            self._batch.advance()
+        # Whatever grows lazily, offsets and paddings for instance, must be computed with the step.
+        mx.async_eval(sampled.tokens, sampled.arrays, self._state())
+        for member in self.members:
+            member.length += 1
+        return sampled
+
+    def _state(self) -> list[Any]:
+        return [cache.state for cache in self._own] if self._batch is None else self._batch.state
+
+    def reseat(self, joining: Sequence[Member], fresh: Callable[[], RowCaches]) -> None:
+        """Close the holes and take in the joining rows. `fresh` makes empty caches of a single row."""
+        if not joining and not self.has_holes:
+            return
+        if self._batch is None:
+            order = self._seat_around_own(joining, fresh)
+        else:
+            leaving = [place for place, member in enumerate(self.members) if member.dropped]
+            order = self._batch.reseat(leaving, [m.caches for m in joining], [m.length - 1 for m in joining])
+        everybody = [*self.members, *joining]
+        tokens = [self._tokens, *(member.token for member in joining if member.token is not None)]
+        self._tokens = mx.concatenate(tokens)[mx.array(order, mx.int32)] if order else tokens[0][:0]
+        self.members = [everybody[row] for row in order]
+        for member in joining:
+            member.token, member.caches = None, []
+        if self._sampler is not None:
+            self._sampler.release()
+        self._sampler = Sampler([member.row for member in self.members])
+
+    def _seat_around_own(self, joining: Sequence[Member], fresh: Callable[[], RowCaches]) -> Sequence[int]:
+        """Of rows that are no batch yet: none or one that is here, and those that join."""
+        everybody = [*self.members, *joining]
+        caches = [self._own] * len(self.members) + [member.caches for member in joining]
+        order = [row for row, member in enumerate(everybody) if not member.dropped]
+        kept = [caches[row] for row in order]
+        self._own = kept[0] if len(kept) == 1 else []
+        if len(kept) > 1:
+            self._batch = Batch(fresh())
+            self._batch.reseat([], kept, [everybody[row].length - 1 for row in order])
+        return order
+
+    def source(self, member: Member) -> tuple[RowCaches | Batch, int]:
+        """The caches that a row is in, and its place in them."""
+        if self._batch is None:
+            return self._own, 0
+        return self._batch, self.members.index(member)
+
+    def detach(self, fresh: Callable[[], RowCaches]) -> list[Member]:
+        """Give every living row its token and caches back, so that it can join another group."""
+        for place, member in enumerate(self.members):
+            if not member.dropped:
+                member.token = self._tokens[place : place + 1]
+                member.caches = self._own if self._batch is None else self._batch.extract(place, fresh())
+        if self._sampler is not None:
+            self._sampler.release()
+        return self.living

@@ -1,0 +1,1 @@
+"""How tokens are drawn, for all rows at once."""

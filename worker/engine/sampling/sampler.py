@@ -1,0 +1,190 @@
+"""One sampler for a whole batch: every row by its own settings, without waiting for the device.
+
+A row's token depends on its logits, its settings, its seed, its position and the tokens before it: no row
+sees another. Rows that need the same work are drawn together, and none pays for what only another needs.
+
+The order is that of `mlx_lm`: bias, penalties, then top-p, min-p and top-k on the probabilities at
+temperature 1, and only then the temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from worker.contract import Draw, Likelihood
+from worker.engine.sampling.distribution import (
+    Distribution,
+    Filters,
+    filters_of,
+    mixed,
+    most_likely,
+    uniforms_at,
+)
+from worker.engine.sampling.penalties import Bias, Counts, Penalties, is_penalized
+from worker.engine.sampling.ranking import leading, normalizer
+
+TEMPERATURE_MIN = 1e-5
+"""Below it the most likely token is drawn: dividing by less leaves nothing else, or overflows."""
+
+
+class Row:
+    """What samplers know of one request, from its start to its end."""
+
+    def __init__(self, draw: Draw, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """`tokens`: its prompt, the first `prompt_tokens` of them, and what it has answered already."""
+        self.draw = draw
+        self.seed = mixed(draw.seed)
+        self.counts = Counts(tokens, prompt_tokens) if is_penalized(draw) else None
+        self._prompt_tokens = prompt_tokens
+
+    def forced(self, position: int) -> int | None:
+        """The token that must stand at a position of the sequence, if there is one."""
+        index = position - self._prompt_tokens
+        return self.draw.forced[index] if index < len(self.draw.forced) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one step draws. Lazy: nothing is evaluated."""
+
+    tokens: mx.array
+    """[rows] uint32."""
+    arrays: list[mx.array]
+    """All else that is to be evaluated with the step."""
+    reports: list[_Report] = field(default_factory=list)
+
+    def likelihoods(self) -> dict[int, Likelihood]:
+        """Of the rows that ask for them, by the row's index in the batch. Waits for the step."""
+        return {row: likelihood for report in self.reports for row, likelihood in report.read()}
+
+
+class Sampler:
+    """Draws one token for each row of a batch. Built anew whenever the rows change."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """`rows`: in the order of the rows of the logits. None may belong to another, unreleased sampler."""
+        members: dict[_Needs, list[int]] = {}
+        for index, row in enumerate(rows):
+            members.setdefault(_needs(row.draw), []).append(index)
+        self._rows = rows
+        self._groups = [_Group(needs, indices, rows) for needs, indices in members.items()]
+        order = [index for group in self._groups for index in group.members]
+        # Where the groups' tokens, one after the other, have that of each row.
+        self._places = mx.argsort(mx.array(order, mx.uint32)) if order != list(range(len(rows))) else None
+        self._forced = [index for index, row in enumerate(rows) if row.draw.forced]
+        self._reported = [index for index, row in enumerate(rows) if row.draw.logprobs is not None]
+
+    def __call__(self, logits: mx.array, positions: Sequence[int]) -> Sampled:
+        """Draw from `logits` [rows, vocabulary], at least one row, at `positions` of the sequences.
+
+        A row whose logits are not finite gets some token, the others theirs.
+        """
+        parts = [group.draw(logits, positions) for group in self._groups]
+        tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        if self._places is not None:
+            tokens = tokens[self._places]
+        tokens = self._with_forced(tokens, positions)
+        counts = [group.count(tokens) for group in self._groups if group.penalties]
+        reports = [self._report(logits, tokens)] if self._reported else []
+        return Sampled(tokens, [*counts, *(array for report in reports for array in report.arrays)], reports)
+
+    def release(self) -> None:
+        """The rows take back what they have lent. To be called before another sampler is built of them."""
+        for group in self._groups:
+            if group.penalties:
+                group.penalties.release()
+
+    def _with_forced(self, tokens: mx.array, positions: Sequence[int]) -> mx.array:
+        forced = {index: self._rows[index].forced(positions[index]) for index in self._forced}
+        self._forced = [index for index, token in forced.items() if token is not None]
+        if not self._forced:
+            return tokens
+        values = [forced.get(index) for index in range(len(self._rows))]
+        chosen = mx.array([value or 0 for value in values], mx.uint32)
+        return mx.where(mx.array([value is not None for value in values]), chosen, tokens)
+
+    def _report(self, logits: mx.array, tokens: mx.array) -> _Report:
+        asked = [cast(int, self._rows[index].draw.logprobs) for index in self._reported]
+        if len(asked) < len(self._rows):
+            chosen = mx.array(self._reported, mx.uint32)
+            logits, tokens = logits[chosen], tokens[chosen]
+        logits = logits.astype(mx.float32)
+        total = normalizer(logits)
+        arrays = [mx.take_along_axis(logits, tokens[:, None], axis=-1) - total]
+        if width := max(asked):
+            top, values = leading(logits, width)
+            arrays += [top, values - total]
+        return _Report(self._reported, asked, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """The likelihoods of some rows of a batch. `asked`: how many tokens beside the drawn one each is to have.
+
+    `arrays`: of the drawn tokens [rows, 1], and if any row asks for more the likeliest tokens and theirs
+    [rows, most asked].
+    """
+
+    members: list[int]
+    asked: list[int]
+    arrays: list[mx.array]
+
+    def read(self) -> Iterator[tuple[int, Likelihood]]:
+        drawn, *top = [cast("list[list[Any]]", array.tolist()) for array in self.arrays]
+        tokens, values = top or ([[]] * len(drawn),) * 2
+        for place, (row, count) in enumerate(zip(self.members, self.asked, strict=True)):
+            pairs = zip(tokens[place][:count], values[place][:count], strict=True)
+            yield row, Likelihood(drawn[place][0], tuple(pairs))
+
+
+class _Needs(NamedTuple):
+    """What has to be done for a row. `filters` None: it is greedy."""
+
+    is_penalized: bool
+    is_biased: bool
+    filters: Filters | None
+
+
+def _needs(draw: Draw) -> _Needs:
+    is_greedy = draw.temperature < TEMPERATURE_MIN or draw.top_k == 1 or draw.top_p <= 0
+    return _Needs(is_penalized(draw), bool(draw.logit_bias), None if is_greedy else filters_of(draw))
+
+
+class _Group:
+    """Rows of a batch that need the same."""
+
+    def __init__(self, needs: _Needs, members: list[int], rows: Sequence[Row]) -> None:
+        chosen = [rows[index] for index in members]
+        draws = [row.draw for row in chosen]
+        self.members = members
+        self.penalties: Penalties | None = None
+        if needs.is_penalized:
+            self.penalties = Penalties(draws, [row.counts for row in chosen if row.counts])
+        self._bias = Bias(draws) if needs.is_biased else None
+        self._seeds = [row.seed for row in chosen]
+        self._chosen = mx.array(members, mx.uint32) if len(members) < len(rows) else None
+        self._distribution = Distribution(needs.filters, draws) if needs.filters else None
+
+    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """The tokens of the group's rows, in the order of `members`, from the logits of the whole batch."""
+        if self._chosen is not None:
+            logits = logits[self._chosen]
+        if self._distribution or self._bias or self.penalties:
+            logits = logits.astype(mx.float32)
+        if self._bias:
+            logits = self._bias(logits)
+        if self.penalties:
+            logits = self.penalties(logits)
+        if not self._distribution:
+            return most_likely(logits)
+        keys = [(seed, positions[index]) for seed, index in zip(self._seeds, self.members, strict=True)]
+        return self._distribution(logits, mx.array([uniforms_at(*key) for key in keys], mx.float32))
+
+    def count(self, tokens: mx.array) -> mx.array:
+        """Count what the group's rows have of the tokens of the whole batch; returns what to evaluate."""
+        assert self.penalties is not None, "the group counts nothing"
+        return self.penalties.add(tokens if self._chosen is None else tokens[self._chosen])

@@ -1,0 +1,100 @@
+"""The model thread: it loads the model, runs its loop, and is the only one that touches MLX."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from protocol.messages import Loading, Message, Ready
+from worker.config import WorkerSettings
+from worker.contract import Loader, Model
+from worker.line.introduction import policy_of, ready
+from worker.line.outbox import Outbox
+from worker.line.pool import PreparerPool
+from worker.schedule.commands import Command, Stop
+from worker.schedule.company import Company
+from worker.schedule.counters import Counters
+from worker.schedule.loop import Loop
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.store import Limits, open_store
+
+
+class ModelThread:
+    """What other threads may know of it is in its public attributes; `inbox` is how they tell it anything."""
+
+    def __init__(self, loader: Loader, settings: WorkerSettings, incarnation: str, outbox: Outbox) -> None:
+        self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.counters = Counters()
+        self.pool: PreparerPool | None = None
+        """There from when the model has been loaded; whoever closes the process closes it."""
+        self.failure: BaseException | None = None
+        """Why it ended, if it was not told to."""
+        self._loader = loader
+        self._settings = settings
+        self._incarnation = incarnation
+        self._outbox = outbox
+        self._loaded = 0, 0
+        self._ready: Ready | None = None
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    @property
+    def state(self) -> Message:
+        """What a gateway is told that has just come: ready, or how far the loading is."""
+        return self._ready or self._loading()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Once the step that runs has ended."""
+        self.inbox.put(Stop())
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    # --- on the thread itself ---
+
+    def _run(self) -> None:
+        try:
+            model = self._loader.load(self._report_progress)
+            loop = self._make_loop(model)
+            try:
+                loop.run()
+            finally:
+                if loop.store:
+                    loop.store.close()
+        except BaseException as error:  # the thread's boundary: the I/O thread decides what it means
+            self.failure = error
+        self._outbox.wake()
+
+    def _report_progress(self, done: int, total: int) -> None:
+        self._loaded = done, total
+        self._outbox.put(self._loading())
+
+    def _loading(self) -> Loading:
+        done, total = self._loaded
+        return Loading(incarnation=self._incarnation, done=done, total=total)
+
+    def _make_loop(self, model: Model) -> Loop:
+        self.pool = PreparerPool(model.open_preparer)
+        self.pool.warm()
+        settings = self._settings
+        limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)
+        store = open_store(model, limits, self.inbox.put)
+        policy = policy_of(settings, model)
+        self._ready = ready(self._incarnation, model.facts, policy)
+        self._outbox.put(self._ready)
+        return Loop(
+            model=model,
+            scheduler=Scheduler(policy, store.index if store else None),
+            store=store,
+            incarnation=self._incarnation,
+            inbox=self.inbox,
+            publish=self._outbox.put,
+            backlog=self._outbox.depth,
+            company=Company(settings.admission_window_s),
+            counters=self.counters,
+        )

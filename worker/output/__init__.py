@@ -1,0 +1,1 @@
+"""From tokens to text. Knows no MLX."""

@@ -1,0 +1,237 @@
+"""The disk tier of the prefix cache: a thread that writes, reads and removes stored items.
+
+Who stores what, and for how long, is the index's to decide. The thread owns the folder, and every job is on
+one of two queues: reads and removals, in the order they came, go before writes. Nothing here can fail a
+request: what cannot be written is not stored, and what cannot be read is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.prefixes import files
+from worker.prefixes.files import Draft, Record
+from worker.prefixes.folder import DIGEST, Folder, Found
+
+log = logging.getLogger(__name__)
+
+QUEUE_BYTES_MAX = 256 * 2**20
+FAILURES_MAX = 3
+"""After so many failed writes in a row nothing is written for a while; one more begins the next pause."""
+PAUSE_S = 60.0
+CLOSE_WAIT_S_MAX = 10.0
+_IDLE_WAIT_S = 60.0
+
+OnWritten = Callable[[str, int | None], None]
+"""Takes a digest and the bytes of its file; None: it could not be written."""
+OnRead = Callable[[dict[str, Record | None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    draft: Draft
+    done: OnWritten
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    digests: Sequence[str]
+    done: OnRead
+
+
+@dataclass(frozen=True, slots=True)
+class _Remove:
+    digests: Sequence[str]
+    withdrawn: Sequence[_Write]
+    """Of the same digests, and not begun."""
+
+
+class DiskTier:
+    """Items of one model in `folder`, which is made, is this model's alone and only its owner can open.
+
+    `fingerprint`: of the weights and their quantization; files of another one are removed. Digests are
+    lower-case hex, 8 to 128 digits. Every `done` is called once, on the tier's thread, and must not raise.
+    Once the tier is closed everything is a miss, said on the caller's thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: str,
+        *,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._fingerprint = Folder(folder, fingerprint), fingerprint
+        self._queue_bytes_max, self._clock = queue_bytes_max, clock
+        self._failures, self._paused_until = 0, float("-inf")
+        self._changed = threading.Condition()  # guards what follows
+        self._urgent: deque[_Read | _Remove] = deque()
+        self._writes: deque[_Write] = deque()
+        self._queue_bytes = 0
+        self._busy = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+        self._thread.start()
+
+    @property
+    def usage(self) -> int:
+        """Bytes of the files that were found or written, and not removed since."""
+        return self._folder.usage
+
+    def scan(self) -> list[Found]:
+        """What is there, by the headers alone. On the caller's thread: only before the first job."""
+        return list(self._folder.scan())
+
+    def write(self, record: Record, done: OnWritten) -> bool:
+        """Queue an item; its arrays must not change before `done`.
+
+        False: not taken, as the queue is full, writing has failed lately, or no file can hold it.
+        """
+        assert DIGEST.fullmatch(record.digest), record.digest
+        try:
+            draft = files.draft(record, self._fingerprint)
+        except ValueError as error:
+            log.warning("%s cannot be stored: %s", record.digest, error)
+            return False
+        with self._changed:
+            full = self._queue_bytes + draft.file_bytes > self._queue_bytes_max
+            if full or self._closed or self._is_paused():
+                return False
+            self._queue_bytes += draft.file_bytes
+            self._writes.append(_Write(draft, done))
+            self._changed.notify_all()
+        return True
+
+    def read(self, digests: Iterable[str], done: OnRead) -> None:
+        """Queue a read. None for each that is missing, or damaged and therefore removed."""
+        job = _Read(_checked(digests), done)
+        with self._changed:
+            if not self._closed:
+                self._urgent.append(job)
+                self._changed.notify_all()
+                return
+        _miss(job)
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Queue a removal. Writes of the same digests that have not begun are dropped, which `done` says."""
+        wanted = _checked(digests)
+        among = set(wanted)
+        with self._changed:
+            if self._closed or not wanted:
+                return
+            withdrawn = [write for write in self._writes if write.draft.digest in among]
+            self._writes = deque(write for write in self._writes if write.draft.digest not in among)
+            self._urgent.append(_Remove(wanted, withdrawn))
+            self._changed.notify_all()
+
+    def flush(self, wait_s_max: float = CLOSE_WAIT_S_MAX) -> bool:
+        """Wait until nothing is queued or under way. False: not in time."""
+        with self._changed:
+            return self._changed.wait_for(self._is_idle, wait_s_max)
+
+    def close(self, wait: bool) -> None:
+        """End the thread. `wait`: for all that is queued, but no longer than `CLOSE_WAIT_S_MAX`. What is then
+        left is dropped, as its `done` says; only removals are still made."""
+        if wait:
+            self.flush()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if wait:
+            self._thread.join(CLOSE_WAIT_S_MAX)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._work():
+                pass
+        finally:
+            self._drop_rest()
+
+    def _work(self) -> bool:
+        """Do one job, and keep no hold of it. False: the tier is closed."""
+        with self._changed:
+            while not (self._closed or self._urgent or self._writes):
+                self._changed.wait(_IDLE_WAIT_S)
+            if self._closed:
+                return False
+            job = self._urgent.popleft() if self._urgent else self._writes.popleft()
+            self._busy = True
+        try:
+            self._do(job)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+        return True
+
+    def _do(self, job: _Write | _Read | _Remove) -> None:
+        match job:
+            case _Write():
+                self._end(job, self._save(job.draft))
+            case _Read():
+                job.done({digest: self._folder.read(digest) for digest in job.digests})
+            case _Remove():
+                for digest in job.digests:
+                    self._folder.remove(digest)
+                for write in job.withdrawn:
+                    self._end(write, None)
+
+    def _save(self, draft: Draft) -> int | None:
+        if self._is_paused():
+            return None
+        try:
+            self._folder.save(draft)
+        except OSError as error:
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("prefixes cannot be stored: %s", error)
+            if self._failures >= FAILURES_MAX:
+                self._paused_until = self._clock() + PAUSE_S
+            return None
+        if self._failures:
+            log.info("prefixes can be stored again")
+        self._failures = 0
+        return draft.file_bytes
+
+    def _end(self, job: _Write, written: int | None) -> None:
+        with self._changed:
+            self._queue_bytes -= job.draft.file_bytes
+        job.done(job.draft.digest, written)
+
+    def _drop_rest(self) -> None:
+        with self._changed:
+            self._closed = True  # also where a `done` has raised: nobody is to wait for a thread that is gone
+            urgent, writes = list(self._urgent), list(self._writes)
+            self._urgent.clear()
+            self._writes.clear()
+        for job in urgent:
+            if isinstance(job, _Read):
+                _miss(job)
+            else:
+                self._do(job)
+        for write in writes:
+            self._end(write, None)
+
+    def _is_idle(self) -> bool:
+        return not (self._busy or self._urgent or self._writes)
+
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until
+
+
+def _checked(digests: Iterable[str]) -> Sequence[str]:
+    checked = tuple(digests)
+    assert all(DIGEST.fullmatch(digest) for digest in checked), checked
+    return checked
+
+
+def _miss(job: _Read) -> None:
+    job.done(dict.fromkeys(job.digests))

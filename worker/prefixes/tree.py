@@ -1,0 +1,115 @@
+"""The tree of stored prefixes, one for each salt: what hangs on what, and nothing of where it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker.prefixes.items import Block, Item, Part, Snapshot, common_length, path_to, root_of, subtree_of
+
+
+class Tree:
+    """A block is never split: a prompt that parts from a stored one in the middle of a block gets a child
+    there. What must always hold: of a block and the children that begin at a place in it no two go on with
+    the same key, so a prompt has one path."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Item] = {}
+        """All blocks and snapshots, by digest."""
+        self._roots: dict[str, Block] = {}
+        """Those that anything hangs on."""
+
+    def __contains__(self, item: Item) -> bool:
+        return self.items.get(item.digest) is item
+
+    def root(self, salt: str) -> Block:
+        """Where the prefixes with a salt hang; a new one where there are none."""
+        return self._roots.get(salt) or root_of(salt)
+
+    def walk(self, keys: tuple[int, ...], salt: str, end: int) -> tuple[list[Part], int]:
+        """The blocks that have the keys of a prompt, from its beginning to at most `end`, and up to where."""
+        path: list[Part] = []
+        block, at, end = self.root(salt), 0, min(end, len(keys))
+        while at < end:
+            child = block.children.get(at, {}).get(keys[at])
+            if child is None:
+                break
+            path.append(Part(child, common_length(child.keys, keys, at, end)))
+            block, at = child, path[-1].end
+        return path, at
+
+    def add_block(self, block: Block) -> bool:
+        """Attach a block to its parent. False: its place is taken, or not there."""
+        parent, first = block.parent, block.first
+        if parent is None or not _has_room(parent, block):
+            return False
+        self._roots.setdefault(parent.salt, parent)
+        siblings = parent.children.setdefault(first, {})
+        is_fork = first < parent.last or len(siblings) > 0
+        siblings[block.keys[0]] = block
+        self.items[block.digest] = block
+        if is_fork:
+            for part in path_to(block):
+                for item in (part.block, *snapshots_of(part)):
+                    item.is_shared = True
+        return True
+
+    def add_snapshot(self, snapshot: Snapshot) -> Snapshot | None:
+        """Attach a snapshot to its block, which has none there. The one that it supersedes."""
+        block, at = snapshot.parent, snapshot.at
+        assert block is not None, "a root has no states"
+        earlier = _snapshot_before(snapshot)
+        block.snapshots[at] = snapshot
+        self.items[snapshot.digest] = snapshot
+        behind = [child for first, group in block.children.items() if first >= at for child in group.values()]
+        snapshot.is_shared = len(behind) > 1 or any(c.first < block.last or c.is_shared for c in behind)
+        if earlier is not None:
+            earlier.is_superseded = True
+        return earlier
+
+    def remove(self, item: Item) -> list[Item]:
+        """Detach an item with all that hangs on it: the items, `item` first."""
+        parent = item.parent
+        assert parent is not None, "a root is not stored"
+        if isinstance(item, Block):
+            siblings = parent.children[item.first]
+            del siblings[item.keys[0]]
+            if not siblings:
+                del parent.children[item.first]
+        else:
+            del parent.snapshots[item.position]
+        earlier = _snapshot_before(item)
+        if earlier is not None and not (isinstance(item, Snapshot) and item.is_superseded):
+            earlier.is_superseded = False
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.salt]
+        gone = list(subtree_of(item))
+        for each in gone:
+            del self.items[each.digest]
+            if isinstance(each, Block):  # no cycles: memory is given back now
+                each.children.clear()
+                each.snapshots.clear()
+        return gone
+
+
+def snapshots_of(part: Part) -> Iterable[Snapshot]:
+    """Those of a part of a block."""
+    return (snapshot for at, snapshot in part.block.snapshots.items() if at <= part.end)
+
+
+def _snapshot_before(item: Item) -> Snapshot | None:
+    """The last one on the path to an item."""
+    for part in path_to(item):
+        found = [snapshot for snapshot in snapshots_of(part) if snapshot is not item]
+        if found:
+            return max(found, key=lambda snapshot: snapshot.at)
+    return None
+
+
+def _has_room(parent: Block, block: Block) -> bool:
+    first, inside = block.first, block.first - parent.first
+    return (
+        len(block.keys) > 0
+        and first <= block.window_from <= block.last
+        and (first == parent.last or (0 < inside < len(parent.keys) and parent.keys[inside] != block.keys[0]))
+        and block.keys[0] not in parent.children.get(first, {})
+    )

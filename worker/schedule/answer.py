@@ -1,0 +1,94 @@
+"""What the loop keeps of one request besides its place in the scheduler: its way to text, and its times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol import messages
+from protocol.messages import Delta, RowStatus, Timings, Usage
+from worker.contract import Likelihood, Pipeline
+from worker.schedule.rows import Row
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's answer, as far as it has come. Times are the loop's clock."""
+
+    row: Row
+    pipeline: Pipeline
+    submitted_at: float
+    prefill_at: float | None = None
+    decode_at: float | None = None
+    first_token_at: float | None = None
+    sequence: int = 0
+
+    def replay(self) -> str | None:
+        """Go through what another worker has answered and said; why that was the end, if it was."""
+        reason = None
+        for count, token in enumerate(self.row.request.resume, start=1):
+            _, reason = self._advance(token, count, fits=True)
+        return reason
+
+    def gain(self, token: int, likelihood: Likelihood | None, *, fits: bool) -> tuple[Delta, str | None]:
+        """What a token brings and, where it is the last one, why. `fits`: there is memory for more."""
+        text, reason = self._advance(token, len(self.row.answered), fits=fits)
+        # The end of an answer is no token of it, and only the worker knows which tokens are ends.
+        is_end = token in self.row.request.end_tokens
+        reported = [] if likelihood is None or is_end else [self._spell(token, likelihood)]
+        delta = Delta(
+            id=self.row.request.id,
+            sequence=self.sequence,
+            tokens=[token],
+            text=text,
+            likelihoods=reported,
+        )
+        self.sequence += 1
+        return delta, reason
+
+    def _advance(self, token: int, count: int, *, fits: bool) -> tuple[str, str | None]:
+        request, pipeline = self.row.request, self.pipeline
+        if token in request.end_tokens:
+            return pipeline.flush(), "stop"
+        text = pipeline.push(token)
+        if pipeline.stopped:
+            return text, "stop"
+        if count >= request.max_tokens or not fits:
+            return text + pipeline.flush(), "length"
+        return text, None
+
+    def _spell(self, token: int, likelihood: Likelihood) -> messages.Likelihood:
+        spell = self.pipeline.spell
+        return messages.Likelihood(
+            bytes=spell(token),
+            logprob=likelihood.logprob,
+            top=[(spell(other), logprob) for other, logprob in likelihood.top],
+        )
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.row.request.tokens),
+            completion_tokens=len(self.row.answered),
+            cached_tokens=self.row.reuse.tokens if self.row.reuse else 0,
+        )
+
+    def status(self, now: float) -> RowStatus:
+        row = self.row
+        return RowStatus(
+            id=row.id,
+            phase=row.phase,
+            prompt_tokens=len(row.request.tokens),
+            prefilled=min(row.prefilled, len(row.request.tokens)),
+            answered=len(row.answered),
+            seconds=now - self.submitted_at,
+            first_token_s=self.first_token_at and self.first_token_at - self.submitted_at,
+            reuse=row.reuse,
+        )
+
+    def timings(self, now: float) -> Timings:
+        prefill_at = self.prefill_at or now
+        decode_at = self.decode_at or now
+        return Timings(
+            queued_s=prefill_at - self.submitted_at,
+            prefill_s=decode_at - prefill_at,
+            decode_s=now - decode_at,
+        )

@@ -1,0 +1,342 @@
+"""The model thread: take commands, plan, carry out, publish. All of MLX happens below `Engine`.
+
+A row's fault ends that row. A step that fails belongs to nobody in particular: its rows fail and the engine
+is reset. Several prompts that fail together are run again one by one, so that the one at fault fails alone.
+After too many failures without a token in between (`failures`) the thread gives up, so that a supervisor
+starts a fresh process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.errors import KINDS, Code, RequestError
+from protocol.messages import (
+    CacheCleared,
+    Delta,
+    Events,
+    Failed,
+    Finished,
+    Message,
+    Reuse,
+    Reused,
+)
+from worker.contract import Model, Prepared, Step
+from worker.schedule.answer import Answer
+from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
+from worker.schedule.company import Company
+from worker.schedule.counters import TOLD_EVERY_S, Counters
+from worker.schedule.failures import Failures
+from worker.schedule.rows import Chunk, Group, Phase, Row
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.store import Store
+
+log = logging.getLogger(__name__)
+
+OUTBOX_MESSAGES_MAX = 2048
+_BACKPRESSURE_WAIT_S = 0.05
+
+
+@dataclass(slots=True)
+class Loop:
+    """One worker's rows. `publish` hands a message to the I/O thread, `backlog` says how many it holds."""
+
+    model: Model
+    scheduler: Scheduler
+    incarnation: str
+    inbox: queue.SimpleQueue[Command]
+    publish: Callable[[Message], None]
+    backlog: Callable[[], int]
+    company: Company = field(default_factory=lambda: Company(0.0))
+    store: Store | None = None
+    clock: Callable[[], float] = time.monotonic
+    counters: Counters = field(default_factory=Counters)
+    _answers: dict[str, Answer] = field(default_factory=dict)
+    _failures: Failures = field(default_factory=Failures)
+    _told_at: float = -math.inf
+
+    def run(self) -> None:
+        """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
+        while self._take_commands():
+            if self.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
+                self._step()
+
+    # --- commands ---
+
+    def _take_commands(self) -> bool:
+        """Take all there are; wait for one when there is nothing else to do. False: stop."""
+        was_idle = not len(self.scheduler)
+        is_clogged = self.backlog() >= OUTBOX_MESSAGES_MAX
+        wait_s = None if was_idle else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
+        window_ends: float | None = None
+        while True:
+            try:
+                command = self.inbox.get(block=wait_s != 0.0, timeout=wait_s)
+            except queue.Empty:
+                break
+            if not self._obey(command):
+                return False
+            wait_s = 0.0
+            if was_idle and len(self.scheduler) and not self.scheduler.is_full:
+                now = self.clock()
+                window_ends = window_ends or now + self.company.window(now)
+                wait_s = max(0.0, window_ends - now)
+        if is_clogged:
+            self.scheduler.lap(self.clock(), decoded=None)
+        return True
+
+    def _obey(self, command: Command) -> bool:
+        match command:
+            case Submit(request):
+                self._submit(request)
+            case Drop(id=None):
+                for row in self.scheduler:
+                    self._leave(row.id)
+            case Drop(id=str() as id):
+                self._leave(id)
+            case Fetched() | Written() | Clear():
+                self._tend_store(command)
+            case Stop():
+                return False
+        self._count()
+        return True
+
+    def _tend_store(self, command: Fetched | Written | Clear) -> None:
+        match command:
+            case Fetched(records) if self.store:
+                for id in self.store.fetched(records):
+                    self.scheduler.release(id)
+            case Written(digest, file_bytes) if self.store:
+                self.store.written(digest, file_bytes)
+            case Clear(id):
+                ram, disk = self.store.clear() if self.store else (0, 0)
+                self.publish(
+                    CacheCleared(incarnation=self.incarnation, id=id, ram_bytes=ram, disk_bytes=disk)
+                )
+
+    def _submit(self, request: Prepared) -> None:
+        if self.scheduler.get(request.id) is not None:
+            # Its one flight at the gateway hears from the row that is here.
+            log.warning("%s: is here already", request.id)
+            return
+        now = self.clock()
+        self.company.came(now)
+        try:
+            pipeline = self.model.open_pipeline(request)
+            row = self.scheduler.add(request, now)
+            answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
+            ended = answer.replay()
+        except RequestError as error:
+            self._publish_failure(request.id, error.code, error.message, error.param)
+        except Exception as error:  # the request boundary: its fault, its failure
+            log.exception("%s: no output pipeline", request.id)
+            self._fail_row(request.id, Code.ENGINE_ERROR, _wording(error))
+        else:
+            if ended is not None:
+                self._finish(request.id, ended)
+            elif self.store:
+                self.store.fetch(row)
+
+    def _leave(self, id: str, *, keeps: bool = True) -> None:
+        """The one place where a row is freed."""
+        row = self.scheduler.drop(id)
+        if self.store and row is not None:
+            self.store.drop(id)
+            if keeps:
+                self.store.keep_ended(row)
+        self.model.engine.drop(id)
+        self._answers.pop(id, None)
+
+    # --- steps ---
+
+    def _step(self) -> None:
+        began = self.clock()
+        for row in self.scheduler.overdue(began):
+            self._fail_row(row.id, Code.DEADLINE_EXCEEDED, KINDS[Code.DEADLINE_EXCEEDED].wording)
+        if decodes := self.scheduler.decodes:
+            self._decode()
+        else:
+            self.scheduler.lap(began, decoded=None)
+        plan = self.scheduler.plan(self.counters.cache_bytes)
+        if self.store:
+            self.store.fit(self.scheduler.spare(self.counters.cache_bytes))
+        self._count_rows()  # who is stuck in a prefill is known to be running
+        for row in plan.preempted:
+            log.info("%s: preempted at %d tokens", row.id, row.length)
+            self.model.engine.drop(row.id)
+        for group in plan.groups:
+            self._prefill(group)
+            if not self.inbox.empty():
+                break  # a cancel need not wait for the rest, which is planned again
+        if not decodes:
+            self.scheduler.lap(self.clock(), decoded=False)
+        self.counters.steps += 1
+        self._count()
+
+    def _decode(self) -> None:
+        try:
+            step = self.model.engine.step()
+        except Exception as error:  # nobody's fault in particular
+            self._fail_step(error)
+            return
+        # A step without tokens has only set out to compute some.
+        self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
+        if step.tokens:
+            self._failures.clear()
+            self._hand_out(step)
+
+    def _hand_out(self, step: Step) -> None:
+        deltas: list[Delta] = []
+        ended: list[tuple[str, str]] = []
+        likelihoods, answered, now = step.likelihoods, self.scheduler.answered, self.clock()
+        for id, token in step.tokens.items():
+            answer = self._answers.get(id)
+            if answer is None:
+                continue
+            try:
+                fits = answered(answer.row, token)
+                answer.first_token_at = answer.first_token_at or now
+                delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
+            except Exception as error:  # the request boundary
+                log.exception("%s: output failed", id)
+                self._fail_row(id, Code.ENGINE_ERROR, _wording(error))
+                continue
+            deltas.append(delta)
+            if reason is not None:
+                ended.append((id, reason))
+        if deltas:
+            self.publish(Events(incarnation=self.incarnation, deltas=deltas))
+        for id, reason in ended:
+            self._finish(id, reason)
+
+    def _prefill(self, group: Group) -> None:
+        now = self.clock()
+        for chunk in group:
+            answer = self._answers[chunk.row.id]
+            answer.prefill_at = answer.prefill_at or now
+        if not self._restore(group):
+            return  # planned again
+        chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
+        try:
+            if chunks:
+                self.model.engine.prefill(chunks)
+        except Exception as error:  # the request boundary
+            log.exception("%s: prefill failed", ", ".join(chunks))
+            self._retry_apart(group, error)
+            self.scheduler.lap(self.clock(), decoded=None)
+            return
+        self.scheduler.ran(group)
+        for chunk in group:
+            if self.store:
+                self.store.keep(chunk.row, done=chunk.last)
+            if chunk.last:
+                self._start(chunk)
+
+    def _restore(self, group: Group) -> bool:
+        """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
+        for chunk in group:
+            match, row = chunk.match, chunk.row
+            if match is not None and not (self.store and self.store.restore(row, match)):
+                return False
+            if row.reuse is None:
+                self._tell_reuse(chunk)
+        return True
+
+    def _tell_reuse(self, chunk: Chunk) -> None:
+        row, match = chunk.row, chunk.match
+        miss = match.miss if match else self.scheduler.miss(row)
+        tokens, tier = (match.length, match.tier) if match else (0, "none")
+        if self.store:
+            self.store.count(row, match, miss)
+        reuse = Reuse(tokens=tokens, tier=tier, miss=miss)
+        # Copies are told with the row that runs for them: what they take from it was computed once.
+        for told in (row, *chunk.copies):
+            told.reuse = reuse
+            self.publish(Reused(incarnation=self.incarnation, id=told.id, reuse=reuse))
+
+    def _retry_apart(self, group: Group, error: Exception) -> None:
+        if len(group) == 1:
+            self._fail_prefill(group[0].row, error)
+            return
+        for chunk in group:
+            self.model.engine.drop(chunk.row.id)
+        for chunk in group:
+            self._prefill([chunk])
+
+    def _start(self, chunk: Chunk) -> None:
+        """Start a row and its copies, which must be made of it before it starts."""
+        engine = self.model.engine
+        for row in (*chunk.copies, chunk.row):
+            try:
+                if row is not chunk.row:
+                    engine.fork(chunk.row.id, row.id)
+                engine.start(row.id, row.tokens, len(row.request.tokens), row.request.draw)
+            except Exception as error:  # the request boundary
+                log.exception("%s: start failed", row.id)
+                self._fail_prefill(row, error)
+                continue
+            self.scheduler.started(row)
+            answer = self._answers[row.id]
+            answer.decode_at = answer.decode_at or self.clock()
+            answer.prefill_at = answer.prefill_at or answer.decode_at
+
+    # --- ends ---
+
+    def _finish(self, id: str, reason: str) -> None:
+        answer = self._answers[id]
+        self._leave(id)
+        self.publish(
+            Finished(
+                incarnation=self.incarnation,
+                id=id,
+                reason=reason,
+                usage=answer.usage(),
+                timings=answer.timings(self.clock()),
+            )
+        )
+
+    def _fail_row(self, id: str, code: Code, message: str) -> None:
+        self._leave(id, keeps=False)
+        self._publish_failure(id, code, message)
+
+    def _publish_failure(self, id: str, code: Code, message: str, param: str | None = None) -> None:
+        self.publish(Failed(incarnation=self.incarnation, id=id, code=code, message=message, param=param))
+
+    def _fail_step(self, error: Exception) -> None:
+        log.error("step failed", exc_info=error)
+        for row in self.scheduler:
+            if row.phase is Phase.DECODE:
+                self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
+        self.model.engine.reset()
+        self.scheduler.rewind()
+        self.scheduler.lap(self.clock(), decoded=None)
+        self._failures.count(error)
+
+    def _fail_prefill(self, row: Row, error: Exception) -> None:
+        """The prompt's fault, unless the engine cannot prefill anything else either."""
+        self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
+        self._failures.probe(self.model.engine)
+
+    def _count_rows(self) -> None:
+        self.counters.running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)
+        self.counters.waiting = self.scheduler.count(Phase.WAITING, Phase.AHEAD)
+
+    def _count(self) -> None:
+        self._count_rows()
+        self.counters.cache_bytes = self.model.engine.cache_bytes()
+        now = self.clock()
+        if not len(self.scheduler) or now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self.counters.rows = [
+                self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
+            ]
+            self.counters.prefix = self.store.status() if self.store else None
+
+
+def _wording(error: Exception) -> str:
+    return f"The model failed on this request ({type(error).__name__})."

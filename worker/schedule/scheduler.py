@@ -1,0 +1,368 @@
+"""Who runs in this step. Plain Python, deterministic: no MLX, no clock, measured times are handed in.
+
+Each step decodes every started row, then spends on prompts what time the running streams can spare. The order
+is that of priority, then of arrival. What must always hold: a request is in exactly one phase; at most
+`rows_max` run; what rows have reserved is at most `bytes_max`; nobody takes a place or bytes that someone
+before them waits for. A preempted row waits where it stood before.
+
+Short prompts for which there is no place yet run along with one that is begun: a call with several costs
+little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches, and give way first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from protocol.errors import Code, RequestError
+from worker.contract import Prepared
+from worker.prefixes.index import Match, PrefixIndex
+from worker.schedule.ledger import Ledger
+from worker.schedule.pace import Budget, Pace, Work
+from worker.schedule.rows import Chunk, Group, Phase, Plan, Row, work_of
+from worker.schedule.sharing import SHORT_TOKENS_MAX, Sharing
+
+PADDING_MAX = 0.25
+"""The most of a call with several rows that may be padding."""
+AHEAD_MAX = 7
+_SETTLING_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the scheduler keeps to. `row_bytes`: what the caches of a row of so many tokens take."""
+
+    rows_max: int
+    prefill_tokens: int = 2048
+    inter_token_target_s: float = 0.1
+    bytes_max: int | None = None
+    row_bytes: Callable[[int], int] = lambda tokens: 0
+
+
+class Scheduler:
+    """The rows of one worker."""
+
+    def __init__(self, policy: Policy, prefixes: PrefixIndex | None = None) -> None:
+        """`prefixes`: what is stored; None: nothing is reused."""
+        self._policy = policy
+        self._sharing = None if prefixes is None else Sharing(prefixes)
+        self._pace = Pace(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
+        self._arrivals = itertools.count()
+        self._rows: dict[str, Row] = {}
+        self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
+        self._deadlines: dict[str, float] = {}
+        self._ledger = Ledger(policy.bytes_max, policy.row_bytes)
+        self._settling = 0
+        self._lap_at = 0.0
+        self._work = Work()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(list(self._rows.values()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more row would have to wait."""
+        return len(self._rows) >= self._policy.rows_max
+
+    @property
+    def decodes(self) -> bool:
+        """Whether any row is started."""
+        return bool(self._in[Phase.DECODE])
+
+    def count(self, *phases: Phase) -> int:
+        """How many rows stand in one of `phases`."""
+        return sum(len(self._in[phase]) for phase in phases)
+
+    def get(self, id: str) -> Row | None:
+        return self._rows.get(id)
+
+    # --- coming and going ---
+
+    def add(self, request: Prepared, now: float) -> Row:
+        """A request joins its queue. Raises `RequestError` for one that could never run."""
+        if request.id in self._rows:
+            raise ValueError(f"row {request.id} is there already")
+        tokens = request.tokens + request.resume  # the same tuple, where nothing was answered
+        if self._ledger.needs(len(tokens)) > self._ledger.bytes_max:
+            raise self._too_long(len(tokens), request.source)
+        number = next(self._arrivals)
+        digest = hash(tokens)
+        row = Row(
+            request=request,
+            order=(request.priority, number),
+            family=self._family(tokens, digest, number),
+            digest=digest,
+            tokens=tokens,
+            length=len(tokens),
+            answered=list(request.resume),
+        )
+        self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
+        if self._sharing:
+            self._sharing.begin(row)
+        if request.deadline_s is not None:
+            self._deadlines[row.id] = now + request.deadline_s
+        return row
+
+    def drop(self, id: str) -> Row | None:
+        """The one place where a row leaves, for whatever reason. Idempotent."""
+        row = self._rows.pop(id, None)
+        if row is not None:
+            del self._in[row.phase][id]
+            self._deadlines.pop(id, None)
+            self._ledger.release(row)
+            self._ledger.forget()
+            if self._sharing:
+                self._sharing.end(row)
+        return row
+
+    def overdue(self, now: float) -> list[Row]:
+        """Rows whose deadline has passed."""
+        return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
+
+    def _family(self, tokens: tuple[int, ...], digest: int, number: int) -> int:
+        # A prompt of one token needs no prefill that could be shared.
+        if len(tokens) > 1:
+            for row in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING):
+                if row.digest == digest and row.tokens == tokens:
+                    return row.family
+        return number
+
+    def _too_long(self, tokens: int, source: str) -> RequestError:
+        fit = self._ledger.tokens_max(tokens)
+        return RequestError(
+            Code.CONTEXT_LENGTH_EXCEEDED,
+            f"This model's maximum context length is {fit} tokens in the memory of this server. However, "
+            f"your {source} resulted in {tokens} tokens. Please reduce the length of the {source}.",
+            param=source,
+        )
+
+    # --- what has happened ---
+
+    def ran(self, group: Group) -> None:
+        """The chunks of a group are in their rows' caches."""
+        self._work = self._work.plus(work_of(group))
+        for chunk in group:
+            chunk.row.prefilled = chunk.begin + len(chunk.tokens)
+
+    def release(self, id: str) -> None:
+        """What a row was held for is there, or will not come. Unknown rows are no error."""
+        if row := self._rows.get(id):
+            row.held = False
+
+    def started(self, row: Row) -> None:
+        """The row has joined the batch."""
+        self._move(row, Phase.DECODE)
+
+    def lap(self, now: float, *, decoded: bool | None) -> None:
+        """What was run since the last lap is done now, and so is a decode step, if `decoded`.
+
+        With streams running, a lap is what they wait from token to token. None: nothing is to be learned.
+        """
+        if decoded is not None:
+            self._pace.learn(now - self._lap_at, decoded=decoded, work=self._work)
+        self._lap_at, self._work = now, Work()
+
+    def answered(self, row: Row, token: int) -> bool:
+        """A token of its answer. False: there is no memory for another one even if the row were alone."""
+        row.answered.append(token)
+        row.length += 1
+        return row.length < row.roof or self._ledger.reserve(row)
+
+    def miss(self, row: Row) -> str:
+        """Why no more of a row's prompt is reused, in the words of `protocol.messages.Reuse`."""
+        return "off" if self._sharing is None else self._sharing.miss(row)
+
+    def spare(self, cache_bytes: int) -> int | None:
+        """Bytes that no row needs now; None where nothing is limited."""
+        return self._ledger.spare(cache_bytes)
+
+    def rewind(self) -> None:
+        """Every cache was lost: prefills begin anew. Started rows must have been dropped."""
+        for row in self._of(Phase.PREFILL, Phase.AHEAD):
+            row.prefilled = 0
+
+    # --- what is next ---
+
+    def plan(self, cache_bytes: int = 0) -> Plan:
+        """What to run before the next decode step. `cache_bytes`: what all caches really take."""
+        preempted = self._make_room(cache_bytes)
+        line, behind = self._line(cache_bytes, preempted)
+        budget = self._pace.budget(decoding=self.decodes)
+        groups = self._fill(line, behind, budget) if line else []
+        return Plan(groups, preempted)
+
+    def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Rows in prefill and those that may join them now, in order; and who could run ahead with them.
+
+        A row joins rows that run only if each of them can grow by a block, or it would soon be preempted.
+        One that is held is passed over.
+        """
+        admitted = self.count(Phase.PREFILL, Phase.DECODE)
+        line = list(self._in[Phase.PREFILL].values())
+        places = self._policy.rows_max - admitted
+        behind: list[Row] = []
+        if places > 0 and (ready := [row for row in self._of(Phase.AHEAD, Phase.WAITING) if not row.held]):
+            ready.sort(key=_order)
+            free = self._ledger.free(cache_bytes) - admitted * self._ledger.block_bytes
+            for row in ready[:places]:
+                free -= self._ledger.needs(row.length) - row.bytes
+                while free < 0 and (last := self._last_ahead(row)):
+                    free += last.bytes
+                    preempted.append(self._preempt(last))
+                if free < 0 and (admitted or line):
+                    break
+                line.append(row)
+                free -= self._ledger.block_bytes
+            else:
+                behind = self._behind(ready[places:], free)
+        line.sort(key=_order)
+        return line, behind
+
+    def _behind(self, rows: list[Row], free: float) -> list[Row]:
+        """Rows without a place whose prompts could be run now, in order. Nobody overtakes one that cannot."""
+        behind: list[Row] = []
+        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.AHEAD].values())
+        for row in rows:
+            if row.prefilled:
+                continue
+            free -= self._ledger.needs(row.length) - row.bytes + self._ledger.block_bytes
+            if len(behind) == room or free < 0 or row.family != row.order[1] or not _is_short(row, None):
+                break
+            behind.append(row)
+        return behind
+
+    def _last_ahead(self, first: Row) -> Row | None:
+        """The last of those that wait with a prompt in their caches, if it is behind `first`."""
+        last = max(self._in[Phase.AHEAD].values(), key=_order, default=first)
+        return last if last.order > first.order else None
+
+    def _fill(self, line: list[Row], behind: list[Row], budget: Budget) -> list[Group]:
+        """The groups of one plan. Rows of `line` that get a chunk are admitted."""
+        # Of a family one row leads and the others wait for it.
+        leads: dict[int, Row] = {}
+        for row in line:
+            lead = leads.setdefault(row.family, row)
+            if row.prefilled > lead.prefilled:
+                leads[row.family] = row
+        first = dict.fromkeys(leads[row.family] for row in line)
+        heads = self._ready([*first, *(row for row in behind if row.family not in leads)])
+        groups: list[Group] = []
+        while heads:
+            head = next(iter(heads))
+            if head not in first:
+                break
+            match = heads.pop(head)
+            begin = match.length if match else head.prefilled
+            left = len(head.tokens) - 1 - begin
+            size = min([budget.cut(left, begin), *(cut - begin for cut in head.cuts if cut > begin)])
+            if left and not size:
+                break
+            group = [self._chunk(head, match, size, line)]
+            if _is_short(head, match):
+                for row in _companions(head, heads, budget):
+                    del heads[row]
+                    group.append(self._chunk(row, None, row.left, line) if row in first else self._ahead(row))
+            budget.spend(work_of(group))
+            groups.append(group)
+        return groups
+
+    def _ready(self, heads: Iterable[Row]) -> dict[Row, Match | None]:
+        """Those of `heads` that run now, each with the stored prefix it begins with.
+
+        A row that has begun waits for none, and one that has not only for those before it in line and those
+        that have begun: so they never wait in a circle.
+        """
+        if self._sharing is None:
+            return dict.fromkeys(heads)
+        ahead = [row for row in self._in[Phase.PREFILL].values() if row.prefilled]
+        ready: dict[Row, Match | None] = {}
+        for row in heads:
+            if row.prefilled:
+                ready[row] = None
+            elif not self._sharing.awaits(row, ahead):
+                ready[row] = self._sharing.find(row)
+            ahead.append(row)
+        return ready
+
+    def _chunk(self, row: Row, match: Match | None, size: int, line: list[Row]) -> Chunk:
+        begin = match.length if match else row.prefilled
+        last = begin + size == len(row.tokens) - 1
+        copies = tuple(other for other in line if last and other.family == row.family and other is not row)
+        for joining in (row, *copies):
+            if joining.phase is not Phase.PREFILL:
+                self._move(joining, Phase.PREFILL)
+                self._ledger.reserve(joining)
+        return Chunk(row, row.tokens[begin : begin + size], last, copies, match)
+
+    def _ahead(self, row: Row) -> Chunk:
+        """All of its prompt, and no place yet."""
+        if row.phase is Phase.WAITING:
+            self._move(row, Phase.AHEAD)
+            self._ledger.reserve(row)
+        return Chunk(row, row.tokens[:-1], last=False)
+
+    # --- bytes ---
+
+    def _make_room(self, cache_bytes: int) -> list[Row]:
+        """Preempt until what is reserved fits. The last row stays: alone it fits."""
+        preempted: list[Row] = []
+        ledger = self._ledger
+        self._settling = max(0, self._settling - 1)
+        # What caches really take may be more than was reserved, and falls a step or two behind.
+        surprised = cache_bytes > ledger.bytes_max and not self._settling
+        if surprised:
+            ledger.learn(cache_bytes)
+        while self.count(Phase.AHEAD, Phase.PREFILL, Phase.DECODE) > 1 and (
+            ledger.reserved > ledger.bytes_max or surprised
+        ):
+            running = self._of(Phase.PREFILL, Phase.DECODE)
+            preempted.append(self._preempt(max(self._of(Phase.AHEAD) or running, key=_order)))
+            self._settling, surprised = 1 + _SETTLING_STEPS, False
+        return preempted
+
+    def _preempt(self, row: Row) -> Row:
+        """It loses its cache, and keeps its answer and its place in line."""
+        self._move(row, Phase.WAITING)
+        self._ledger.release(row)
+        row.prefilled = 0
+        if row.answered:
+            row.tokens = (*row.request.tokens, *row.answered)
+            row.family, row.digest = next(self._arrivals), hash(row.tokens)
+        if self._sharing:
+            self._sharing.end(row)
+        return row
+
+    def _of(self, *phases: Phase) -> list[Row]:
+        return [row for phase in phases for row in self._in[phase].values()]
+
+    def _move(self, row: Row, phase: Phase) -> None:
+        del self._in[row.phase][row.id]
+        row.phase = phase
+        self._in[phase][row.id] = row
+
+
+def _companions(head: Row, others: Mapping[Row, Match | None], budget: Budget) -> list[Row]:
+    """Short prompts near enough in length to run in one call with `head`. None, if that one is cut."""
+    found: list[Row] = []
+    real, width = head.left, head.left
+    for row, match in others.items():
+        if not _is_short(row, match):
+            continue
+        widest, rows = max(width, row.left), 2 + len(found)
+        padding = 1 - (real + row.left) / (widest * rows)
+        if padding < PADDING_MAX and budget.holds(Work.call(rows, widest, 0)):
+            found.append(row)
+            real, width = real + row.left, widest
+    return found
+
+
+def _is_short(row: Row, match: Match | None) -> bool:
+    return match is None and not row.cuts and row.prefilled == 0 and 0 < row.left <= SHORT_TOKENS_MAX
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row.order

@@ -1,0 +1,115 @@
+"""Which prompt need not be computed, because it begins like one that was, or like one that now is. Pure.
+
+A row is looked up when its turn to be prefilled has come, not before: what others store until then counts.
+One that begins like another that is further along waits for that one to get there, if this spares enough.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from worker.prefixes.index import Match, PrefixIndex
+from worker.schedule.rows import Row
+
+SHORT_TOKENS_MAX = 256
+"""A prompt with no more than this to prefill may be run together with others."""
+LONG_TOKENS = 8192
+"""A long prefill is stored whenever it has got on so far, where that takes a state."""
+REUSED_TOKENS_MIN = 16
+"""Less than that is not restored: short prompts rather run together."""
+AWAITED_TOKENS_MIN = 128
+"""To spare less than that no row waits."""
+CUT_NEAR = 32
+"""A cut serves rows that share so few tokens more than are before it."""
+CUTS_MAX = 16
+"""At most so many positions of a row are stored for others."""
+
+
+class _Seen(NamedTuple):
+    version: int
+    match: Match
+
+
+class Sharing:
+    """What `index` knows of the rows of a scheduler."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._seen: dict[str, _Seen] = {}
+        self._common: dict[tuple[str, str], int] = {}
+
+    def begin(self, row: Row) -> None:
+        """A row has come. A short one is run in one go; what it shares is no loss."""
+        if self._index.shape.has_states and len(row.tokens) > SHORT_TOKENS_MAX:
+            row.cuts = sorted({*row.request.boundaries, *range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)})
+
+    def end(self, row: Row) -> None:
+        """A row has left."""
+        self._seen.pop(row.id, None)
+        for pair in [pair for pair in self._common if row.id in pair]:
+            del self._common[pair]
+
+    def find(self, row: Row) -> Match | None:
+        """The stored prefix that a row without caches can begin with. None: none that is worth it."""
+        match = self._look_up(row)
+        return match if match.length >= REUSED_TOKENS_MIN else None
+
+    def miss(self, row: Row) -> str:
+        """Why it was not more."""
+        match = self._look_up(row)
+        return match.miss if match.length >= REUSED_TOKENS_MIN or not match.length else "short"
+
+    def awaits(self, row: Row, others: Iterable[Row]) -> bool:
+        """Whether one of `others`, which run before it, will soon have stored much more of it than there is.
+
+        Where that needs a state of the other one, it is told to store it there.
+        """
+        if len(row.tokens) <= AWAITED_TOKENS_MIN:
+            return False
+        there = self._look_up(row).length
+        for other in others:
+            if other is row or other.family == row.family or other.request.salt != row.request.salt:
+                continue
+            until = min(self._shared(row, other), len(row.tokens) - 1)
+            if until - there >= AWAITED_TOKENS_MIN and self._promises(other, until):
+                return True
+        return False
+
+    def _promises(self, other: Row, until: int) -> bool:
+        """Whether what is shared with it up to `until`, or almost, will be stored as others need it."""
+        if not self._index.shape.has_states:
+            return other.kept < until
+        if any(other.prefilled < cut <= until < cut + CUT_NEAR for cut in other.cuts):
+            return True
+        if other.prefilled >= until or len(other.cuts) >= CUTS_MAX:
+            return False
+        bisect.insort(other.cuts, until)
+        return True
+
+    def _look_up(self, row: Row) -> Match:
+        seen = self._seen.get(row.id)
+        if seen is None or seen.version != self._index.version:
+            limit = len(row.tokens) - 1
+            match = self._index.find(row.tokens, salt=row.request.salt, limit=limit, ram_only=True)
+            seen = self._seen[row.id] = _Seen(self._index.version, match)
+        return seen.match
+
+    def _shared(self, row: Row, other: Row) -> int:
+        pair = (row.id, other.id)
+        if pair not in self._common:
+            self._common[pair] = _common_length(row.tokens, other.tokens)
+        return self._common[pair]
+
+
+def _common_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens they begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
