@@ -1,4 +1,4 @@
-"""The gateway's end of the line to its supervisor (`protocol.orders`), on the event loop."""
+"""The gateway's end of the line to its supervisor (`protocol.orderline`), on the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import socket
 from collections.abc import Callable, MutableMapping
 
-from protocol.orders import VARIABLE, Inlet, Orders, Outlet, Roster
+from protocol.orderline import VARIABLE, Inlet, Outlet
+from protocol.orders import Orders, Roster
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The supervisor's end of the line to a gateway process (`protocol.orders`): each process has its own."""
+"""The supervisor's end of the line to a gateway process (`protocol.orderline`): each process has its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from protocol.orders import Inlet, Orders, Outlet, Roster
+from protocol.orderline import Inlet, Outlet
+from protocol.orders import Orders, Roster
 
 log = logging.getLogger(__name__)
 

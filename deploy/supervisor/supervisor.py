@@ -49,7 +49,8 @@ from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.stderr import Stderr
 from deploy.supervisor.stopsignals import stop_signals
 from protocol import lifeline, logbook
-from protocol.orders import VARIABLE, ModelState, Orders, Roster
+from protocol.orderline import VARIABLE
+from protocol.orders import ModelState, Orders, Roster
 
 STOP_TIMEOUT_S = 15.0
 WAKE_S_MAX = 60.0

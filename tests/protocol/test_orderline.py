@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.orders import LINE_BYTES_MAX, Inlet, ModelState, Orders, Outlet, Roster
+from protocol.orderline import LINE_BYTES_MAX, Inlet, Outlet
+from protocol.orders import ModelState, Orders, Roster
 
 Pair = tuple[socket.socket, socket.socket]
 
