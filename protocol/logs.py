@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 Format = Literal["text", "json"]
@@ -55,17 +55,24 @@ class Sparse(logging.Filter):
     """Lets one wording through `LINES_MAX` times within `PERIOD_S`; the next one after that says how many
     were left out. What peers and clients do wrong, they may do wrong ten thousand times a second.
 
-    Lines below `level` pass. Two threads that log the same at once may be counted as one: no harm is done.
+    Lines below `level` pass, but for those of the loggers `named`, and of the ones below these. Two threads
+    that log the same at once may be counted as one: no harm is done.
     """
 
-    def __init__(self, level: int = logging.NOTSET, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        level: int = logging.NOTSET,
+        named: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
         self._level, self._clock = level, clock
+        self._families = tuple(f"{name}." for name in named)
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
         """By logger and wording: since when, and how often."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < self._level:
+        if record.levelno < self._level and not f"{record.name}.".startswith(self._families):
             return True
         key, now = (record.name, str(record.msg)), self._clock()
         since, count = self._said.get(key, (now, 0))
@@ -79,11 +86,14 @@ class Sparse(logging.Filter):
         return count < LINES_MAX
 
 
-def setup(process: str, format: Format = "text", level: Level = "info") -> None:
+def setup(process: str, format: Format = "text", level: Level = "info", sparse: Sequence[str] = ()) -> None:
     """Send the log lines of this process to stderr in one format, repeated warnings sparsely. Called once, at
-    the composition root."""
+    the composition root.
+
+    `sparse`: loggers, by name, of which other lines are sparse too, and those of the loggers below them.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(Sparse(logging.WARNING))
+    handler.addFilter(Sparse(logging.WARNING, sparse))
     handler.setFormatter(_Json(process) if format == "json" else _Text(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("httpx", "httpcore", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn"):

@@ -166,3 +166,16 @@ def test_warnings_of_a_process_are_sparse_and_other_lines_are_not(capsys: pytest
     found = lines(capsys)
     assert sum("again" in line for line in found) == logs.LINES_MAX
     assert sum("a request" in line for line in found) == logs.LINES_MAX + 30
+
+
+def test_other_lines_are_sparse_where_their_logger_or_one_above_it_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("gateway", sparse=["house.named"])
+    names = ("house.named", "house.named.below", "house.named_alike", "house")
+    for number in range(logs.LINES_MAX + 30):
+        for name in names:
+            logging.getLogger(name).info("%s again %d", name, number)
+    found = lines(capsys)
+    counts = [sum(f" {name} again" in line for line in found) for name in names]
+    assert counts == [logs.LINES_MAX] * 2 + [logs.LINES_MAX + 30] * 2
