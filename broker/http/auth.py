@@ -21,7 +21,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from broker.http.respond import error_response
+from broker.http.errors import error_response
 from protocol.errors import Code, RequestError
 from protocol.private import read_private
 
@@ -159,7 +159,7 @@ class Guard:
             except RequestError as error:
                 client = scope["client"][0] if scope.get("client") else "?"
                 log.info("%s %r from %s refused: %s", scope["method"], scope["path"], client, error.message)
-                response = error_response(error)
+                response = error_response(error, scope["path"])
                 response.headers["www-authenticate"] = 'Bearer realm="roundhouse"'
                 await response(scope, receive, send)
                 return

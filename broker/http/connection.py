@@ -21,9 +21,9 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from broker.http.errors import error_response
 from broker.http.ids import new_request_id
 from broker.http.parser import Parser, head_without_offer, offers_upgrade
-from broker.http.respond import error_response
 from protocol.errors import Code, RequestError
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -253,7 +253,7 @@ def _raw(error: RequestError) -> bytes:
 
 
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0))
+    response = error_response(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0), scope["path"])
     response.headers["connection"] = "close"
     response.headers["x-request-id"] = new_request_id().decode()
     await response(scope, receive, send)

@@ -1,4 +1,4 @@
-"""ASGI responses over flights: a stream of events, or one document. Also errors, and bodies with a limit."""
+"""ASGI responses over flights: a stream of events, or one document. Also bodies with a limit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from broker.dialects.body import encode
-from broker.dialects.openai import error_object
 from broker.dispatch.flights import Batch, Flight
 from broker.http import cache_header as reuse
+from broker.http.errors import error_response
 from broker.http.reader import Reader
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Reused
@@ -37,18 +35,6 @@ class Renderer(Protocol):
         """What is sent when nothing else was for a while; empty where the format has no such thing."""
 
     def feed(self, batches: Sequence[Batch]) -> bytes: ...
-
-
-def error_response(error: RequestError) -> Response:
-    """An error in OpenAI's shape, with what a client needs to know about trying again."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    elif error.kind.status >= 500 and not error.kind.retryable:
-        headers["x-should-retry"] = "false"
-    if error.code is Code.REQUEST_TOO_LARGE:
-        headers["connection"] = "close"
-    return Response(encode(error_object(error)), error.kind.status, headers, media_type="application/json")
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
@@ -109,7 +95,7 @@ class FlightResponse:
                     for flight in flights:
                         self._on_end(flight, status)
         except RequestError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     async def _answer(self, flights: Sequence[Flight], reader: Reader, send: Send) -> int:
         started = False

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from broker.app import create_app
 from broker.config import GatewaySettings
-from broker.http.auth import Keyring
-from broker.http.limits import Shares
 from protocol.messages import Cancel
 from tests.broker.asgi import Exchange, run, until
-from tests.broker.dispatching import Line, accepted, events, finished, reused
-from tests.broker.test_app import CHAT, House
+from tests.broker.dispatching import accepted, events, finished, reused
+from tests.broker.house import CHAT, House
 
 KEY, OTHER = "rh-one", "rh-two"
 PAGE = "https://page.example"
@@ -27,17 +24,9 @@ class Doors(House):
     """A house with keys. Its workers are played by the test."""
 
     def __init__(self, *, per_key_max: int | None = None, waiting_max: int = 8, **configured: Any) -> None:
-        super().__init__(api_keys=(KEY, OTHER), **configured)
-        self.line = Line(waiting_max=waiting_max)
-        self.line.clock.now = time.monotonic()
-        self.gateway = type(self.gateway)(
-            settings=self.gateway.settings,
-            dispatcher=self.line.dispatcher,
-            link=self.gateway.link,
-            keyring=Keyring(self.gateway.settings.api_keys),
-            shares=Shares(per_key_max),
+        super().__init__(
+            api_keys=(KEY, OTHER), per_key_max=per_key_max, waiting_max=waiting_max, **configured
         )
-        self.app = create_app(self.gateway)
         self.line.serving("w", rows=1)
 
     def ask(self, key: str | None = KEY, *, filler: int = 0, **fields: object) -> Exchange:

@@ -1,12 +1,10 @@
-"""What operators see of workers and their prefix caches, and how they empty those. No text of anybody's.
+"""What operators are told of the gateway, its workers and their prefix caches. No text of anybody's. Pure.
 
 All of it but the clock is what workers said in their last heartbeat.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,10 +16,8 @@ from msgspec.structs import asdict
 from broker.dispatch.clearing import Clearing
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Fleet, Worker
-from protocol.errors import Code, RequestError
 from protocol.messages import PrefixStatus, RowStatus
 
-CLEAR_WAIT_S_MAX = 5.0
 TOP_PREFIXES_MAX = 16
 
 _SUMS = (
@@ -158,30 +154,10 @@ def _share(part: int, whole: int) -> float | None:
 # --- DELETE /v1/cache --------------------------------------------------------------------------------
 
 
-async def clear(dispatcher: Dispatcher, model: str | None) -> dict[str, Any]:
-    """Have the workers that serve `model` (None: all who serve) forget their prefixes; what that gave back.
-
-    Raises `RequestError`: nobody serves, one of them died meanwhile, or did not answer in time.
-    """
-    with dispatcher.clear(model, "clear-" + secrets.token_hex(12)) as clearing:
-        over = asyncio.Event()
-        clearing.on_over = over.set
-        try:
-            async with asyncio.timeout(CLEAR_WAIT_S_MAX):
-                await over.wait()
-        except TimeoutError:
-            names = ", ".join(sorted(set(clearing.awaited.values())))
-            message = f"No answer from {names} within {CLEAR_WAIT_S_MAX:g} s; it may still clear its cache."
-            raise RequestError(Code.DEADLINE_EXCEEDED, message) from None
-        if clearing.died is not None:
-            message = f"The worker for {clearing.died} died before its cache was cleared."
-            raise RequestError(Code.WORKER_UNAVAILABLE, message, retry_after_s=1.0)
-        return {"object": "list", "data": _freed(clearing)}
-
-
-def _freed(clearing: Clearing) -> list[dict[str, Any]]:
-    freed: dict[str, Counter[str]] = {}
+def freed(clearing: Clearing) -> dict[str, Any]:
+    """What a clearing gave back, by model."""
+    given: dict[str, Counter[str]] = {}
     for model, message in clearing.freed:
-        sums = freed.setdefault(model, Counter())
+        sums = given.setdefault(model, Counter())
         sums.update(ram_bytes=message.ram_bytes, disk_bytes=message.disk_bytes)
-    return [{"model": model, **freed[model]} for model in sorted(freed)]
+    return {"object": "list", "data": [{"model": model, **given[model]} for model in sorted(given)]}

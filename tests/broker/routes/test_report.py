@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import status
+from broker.routes import report
 from protocol.messages import Heartbeat, Loading, PrefixStatus, Reuse, RowStatus, TopPrefix
 from protocol.orders import ModelState, Roster
 from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
@@ -36,13 +36,13 @@ def prefix(**fields: Any) -> PrefixStatus:
 
 
 def workers(line: Line) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = status.status(line.dispatcher, 1.0, {})["workers"]
+    told: list[dict[str, Any]] = report.status(line.dispatcher, 1.0, {})["workers"]
     return told
 
 
 def test_a_gateway_alone_tells_of_itself() -> None:
     line = Line()
-    told = status.status(line.dispatcher, 12.34567, {"decode": 3})
+    told = report.status(line.dispatcher, 12.34567, {"decode": 3})
     assert told["gateway"].pop("version").count(".") == 2
     assert told == {
         "object": "status",
@@ -72,7 +72,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         )
     )
     with line.dispatcher.board(line.dispatcher.find("other"), [request("x")], ()):
-        assert status.status(line.dispatcher, 1.0, {})["models"] == [
+        assert report.status(line.dispatcher, 1.0, {})["models"] == [
             {"model": "kept", "state": "loading", "resident": True, "memory_bytes": 7, "waiting": 0},
             {"model": "other", "state": "unloaded", "resident": False, "memory_bytes": 0, "waiting": 1},
         ]
@@ -159,10 +159,10 @@ def test_what_was_lost_and_who_flew_on_is_counted() -> None:
     line.serving("w1")
     line.board(request("a"))
     line.dispatcher.lost("w1")
-    assert status.status(line.dispatcher, 1.0, {})["gateway"]["between_workers"] == 1
+    assert report.status(line.dispatcher, 1.0, {})["gateway"]["between_workers"] == 1
     line.serving("w2")
     line.say("w1", finished("w1", "a"))
-    told = status.status(line.dispatcher, 1.0, {})["gateway"]
+    told = report.status(line.dispatcher, 1.0, {})["gateway"]
     assert told["between_workers"] == 0
     assert told["failover"] == {"grounded": 1, "resumed": 1}
     assert told["dropped"] == {"unknown_sender": 1}
@@ -174,10 +174,10 @@ def test_requests_in_flight_are_counted_and_no_text_of_theirs_is_told() -> None:
     secret = msgspec.structs.replace(request("a"), prompt="secret prompt", cache_salt="secret salt")
     with line.dispatcher.board(line.dispatcher.find("m"), [secret], ()):
         line.beat("w", running=1, rows=[DECODING], prefix=prefix())
-        told = status.status(line.dispatcher, 1.0, {})
+        told = report.status(line.dispatcher, 1.0, {})
         assert told["gateway"]["in_flight"] == 1
         assert "secret" not in str(told)
-        assert "secret" not in str(status.caches(line.dispatcher.fleet))
+        assert "secret" not in str(report.caches(line.dispatcher.fleet))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_the_cache_of_a_model_is_that_of_all_its_workers() -> None:
     line.beat("w1", prefix=prefix(misses={"cold": 1, "evicted": 2}, top=[rare]))
     line.beat("w2", prefix=prefix(lookups=2, hits=0, misses={"cold": 2}, top=[often]))
     line.beat("w3")
-    bare, cache = status.caches(line.dispatcher.fleet)["data"]
+    bare, cache = report.caches(line.dispatcher.fleet)["data"]
     assert (bare["model"], bare["enabled"], bare["hit_rate"], bare["top"]) == ("bare", False, None, [])
     assert cache == {
         "model": "m",
@@ -253,7 +253,7 @@ def test_whatever_caches_report_sums_and_shares_are_of_all_of_them(reported: lis
     for number, one in enumerate(reported):
         line.serving(f"w{number}")
         line.beat(f"w{number}", prefix=one)
-    [cache] = status.caches(line.dispatcher.fleet)["data"]
+    [cache] = report.caches(line.dispatcher.fleet)["data"]
     assert cache["enabled"] == bool(reported)
     assert cache["ram_bytes"] == sum(one.ram_bytes for one in reported)
     assert sum(cache["misses"].values()) == sum(sum(one.misses.values()) for one in reported)
@@ -261,4 +261,4 @@ def test_whatever_caches_report_sums_and_shares_are_of_all_of_them(reported: lis
     assert (cache["hit_rate"] is None) == (lookups == 0)
     uses = [prefix["uses"] for prefix in cache["top"]]
     assert uses == sorted((p.uses for one in reported for p in one.top), reverse=True)[: len(uses)]
-    assert len(uses) == min(status.TOP_PREFIXES_MAX, sum(len(one.top) for one in reported))
+    assert len(uses) == min(report.TOP_PREFIXES_MAX, sum(len(one.top) for one in reported))

@@ -1,0 +1,42 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from broker.dialects import chat, chat_body
+from broker.dialects.parameters import copies
+from broker.http.boarding import check_room
+from broker.http.respond import read_body
+from broker.routes.gateway import gateway_of
+from broker.routes.generation import read_images, renderer, respond
+
+
+async def complete_chat(request: Request) -> ASGIApp:
+    """A conversation's next message, streamed or whole."""
+    gateway = gateway_of(request)
+    check_room(gateway.dispatcher)
+    body = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
+    found = gateway.dispatcher.find(body.model)
+    conversation = chat.conversation(body, system_in_place=found.capabilities.system_in_place)
+    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
+    id = "chatcmpl-" + secrets.token_hex(12)
+    incarnation = gateway.dispatcher.incarnation
+    first = chat.generate(body, conversation.messages, media, id=id, incarnation=incarnation)
+    requests = copies(first, body.n or 1)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    rendered = renderer(
+        {"id": id, "object": kind, "created": int(time.time()), "model": found.model},
+        chat.Form(logprobs=bool(body.logprobs)),
+        body,
+        choices=len(requests),
+    )
+    return respond(request, found, requests, frames, rendered, prompts=1)
+
+
+ROUTES = [Route("/v1/chat/completions", complete_chat, methods=["POST"])]

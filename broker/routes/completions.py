@@ -1,0 +1,37 @@
+"""POST /v1/completions: the older API, text that goes on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from broker.dialects import completions
+from broker.http.boarding import check_room
+from broker.http.respond import read_body
+from broker.routes.gateway import gateway_of
+from broker.routes.generation import renderer, respond
+
+
+async def complete_text(request: Request) -> ASGIApp:
+    """What follows each prompt, streamed or whole."""
+    gateway = gateway_of(request)
+    check_room(gateway.dispatcher)
+    body = completions.read(await read_body(request, gateway.settings.body_bytes_max))
+    found = gateway.dispatcher.find(body.model)
+    id = "cmpl-" + secrets.token_hex(12)
+    requests = completions.generate(body, id=id, incarnation=gateway.dispatcher.incarnation)
+    rendered = renderer(
+        {"id": id, "object": "text_completion", "created": int(time.time()), "model": found.model},
+        completions.Form(logprobs=body.logprobs is not None, choices=len(requests)),
+        body,
+        choices=len(requests),
+        prompts=len(body.prompts),
+    )
+    return respond(request, found, requests, [], rendered, prompts=len(body.prompts))
+
+
+ROUTES = [Route("/v1/completions", complete_text, methods=["POST"])]

@@ -1,0 +1,58 @@
+"""What becomes of an exception that leaves a route: `HANDLERS`, by its type."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from broker.http.errors import error_response
+from protocol.errors import Code, RequestError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    path = request.url.path
+    if error.kind.status >= 500 and request.method == "POST":
+        log.warning("%s %s refused: %s", request.method, path, error)
+    return error_response(error, path)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        refusal = RequestError(Code.METHOD_NOT_ALLOWED, f"{path} does not take {request.method}.")
+    elif error.status_code == 404:
+        refusal = RequestError(Code.ROUTE_NOT_FOUND, f"There is nothing at {path}.")
+    else:
+        refusal = RequestError(Code.INVALID_REQUEST, error.detail)
+    response = error_response(refusal, path)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_client_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body; nobody reads this."""
+    return Response(status_code=499)
+
+
+async def _on_exception(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    log.error("%s %s failed", request.method, path, exc_info=error)
+    return error_response(RequestError(Code.INTERNAL_ERROR), path)
+
+
+HANDLERS: dict[type[Exception], Handler] = {
+    RequestError: _on_request_error,
+    HTTPException: _on_http_exception,
+    ClientDisconnect: _on_client_disconnect,
+    Exception: _on_exception,
+}

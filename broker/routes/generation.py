@@ -1,0 +1,85 @@
+"""What the APIs that generate have in common: from `Generate`s, a request for each choice, to a response."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from broker.dialects import answer
+from broker.dialects.media import MediaError, read_data_url
+from broker.dialects.normalize import Image
+from broker.dialects.parameters import Parameters
+from broker.dispatch.fleet import Vacancy, Worker
+from broker.dispatch.flights import Flight
+from broker.http.auth import Key
+from broker.http.boarding import Boarding
+from broker.http.respond import FlightResponse, Renderer
+from broker.routes.gateway import gateway_of
+from protocol.errors import Code, RequestError
+from protocol.messages import Finished, Generate, Media
+
+log = logging.getLogger(__name__)
+
+
+def read_images(
+    images: tuple[Image, ...], found: Worker | Vacancy, bytes_max: int
+) -> tuple[list[Media], list[bytes]]:
+    """What is said of each image, and its bytes. Raises `RequestError`, which names the first bad one."""
+    media, frames = [], []
+    for index, image in enumerate(images):
+        if not found.capabilities.images:
+            message = f"{found.model} does not take images."
+            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=image.param)
+        try:
+            read = read_data_url(image.url, bytes_max=bytes_max)
+        except MediaError as error:
+            raise RequestError(Code.INVALID_MEDIA, str(error), param=image.param) from None
+        media.append(Media(frame=index, mime=read.mime, sha256=read.sha256))
+        frames.append(read.data)
+    return media, frames
+
+
+def renderer(
+    envelope: dict[str, object], form: answer.Form, body: Parameters, *, choices: int, prompts: int = 1
+) -> Renderer:
+    """For an answer as OpenAI's APIs give it, streamed or whole."""
+    if not body.stream:
+        return answer.Whole(envelope, form, choices=choices, prompts=prompts)
+    return answer.Stream(envelope, form, choices=choices, prompts=prompts, include_usage=body.include_usage)
+
+
+def respond(
+    request: Request,
+    found: Worker | Vacancy,
+    requests: list[Generate],
+    frames: list[bytes],
+    renderer: Renderer,
+    *,
+    prompts: int,
+) -> ASGIApp:
+    """The response over the flights of `requests`, as many for each of the `prompts`, with media `frames`."""
+    gateway = gateway_of(request)
+    key: Key | None = getattr(request.state, "key", None)
+    boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
+    return FlightResponse(
+        boarding.board(key, found, requests, frames),
+        renderer,
+        prompts=prompts,
+        keepalive_s=gateway.settings.keepalive_s,
+        on_end=partial(_log_flight, f"{key.name}: " if key else ""),
+    )
+
+
+def _log_flight(who: str, flight: Flight, status: int) -> None:
+    end = flight.terminal
+    if isinstance(end, Finished):
+        how = f"{end.reason}, {end.usage.prompt_tokens} + {end.usage.completion_tokens} tokens"
+    elif end is not None:
+        how = f"failed: {end.code}"
+    else:
+        how = f"client left after {len(flight.tokens)} tokens"
+    log.info("%s%s %d %s in %.2f s", who, flight.id, status, how, time.monotonic() - flight.opened_at)

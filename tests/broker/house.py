@@ -1,0 +1,84 @@
+"""The whole application, whose workers are played by a test."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from starlette.types import ASGIApp
+
+from broker.app import create_app
+from broker.config import GatewaySettings
+from broker.http.auth import Keyring
+from broker.http.limits import Shares
+from broker.line.link import Link
+from broker.routes.gateway import Gateway
+from protocol.messages import Cancel, Generate, Message
+from tests.broker.asgi import Exchange, until
+from tests.broker.dispatching import Line
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+class MemoryLink:
+    """What the application asks of a link."""
+
+    def __init__(self) -> None:
+        self.heard: list[Callable[..., None]] = []
+        self.closed = False
+        self.errors: Counter[str] = Counter()
+
+    def start(self, hear: Callable[..., None], lost: Callable[..., None]) -> None:
+        self.heard = [hear, lost]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def send(self, peer: str, message: Message, media: Sequence[bytes] = ()) -> bool:
+        raise AssertionError("the dispatcher sends")
+
+
+class House:
+    """An application whose workers are played by the test."""
+
+    def __init__(self, *, per_key_max: int | None = None, waiting_max: int = 1, **configured: Any) -> None:
+        self.line = Line(waiting_max=waiting_max)
+        self.line.clock.now = time.monotonic()
+        self.link = MemoryLink()
+        settings = GatewaySettings(**{"keepalive_s": 60.0, **configured})
+        self.gateway = Gateway(
+            settings=settings,
+            dispatcher=self.line.dispatcher,
+            line_errors=self.link.errors,
+            keyring=Keyring(settings.api_keys),
+            shares=Shares(per_key_max),
+        )
+        self.app: ASGIApp = create_app(self.gateway, cast(Link, self.link))
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Exchange:
+        given = [
+            (name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()
+        ]
+        return Exchange(self.app, method, path, headers=given)
+
+    def chat(self, content: object = "hello", **fields: object) -> Exchange:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return Exchange(self.app, "POST", CHAT, json.dumps(body).encode())
+
+    def text(self, prompt: object = "Once", **fields: object) -> Exchange:
+        return Exchange(self.app, "POST", TEXT, json.dumps({"prompt": prompt, **fields}).encode())
+
+    def requests(self, worker: str = "w") -> list[Generate]:
+        return [m for to, m in self.line.sent if to == worker and isinstance(m, Generate)]
+
+    def cancels(self, worker: str = "w") -> list[str]:
+        return [m.id for to, m in self.line.sent if to == worker and isinstance(m, Cancel)]
+
+    async def arrived(self, number: int = 1) -> str:
+        """The id of the last request, once so many have reached the worker."""
+        await until(lambda: len(self.requests()) >= number)
+        return self.requests()[-1].id

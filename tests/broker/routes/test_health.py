@@ -1,0 +1,38 @@
+"""Whether the gateway lives, and whether it can serve."""
+
+from __future__ import annotations
+
+from protocol.messages import Loading
+from tests.broker.asgi import run
+from tests.broker.dispatching import ready
+from tests.broker.house import House
+
+
+def test_the_gateway_is_healthy_without_any_worker() -> None:
+    async def talk() -> None:
+        answer = await House().get("/health").end()
+        assert (answer.status, answer.json) == (200, {"status": "ok"})
+
+    run(talk())
+
+
+def test_the_gateway_is_ready_as_long_as_a_worker_serves() -> None:
+    house = House()
+
+    async def talk() -> None:
+        absent = await house.get("/ready").end()
+        assert (absent.status, absent.error["code"]) == (503, "worker_unavailable")
+        assert int(absent.headers["retry-after"]) >= 1
+        house.line.hello("w")
+        house.line.dispatcher.hear("w", Loading(incarnation="w", done=1, total=4))
+        loading = await house.get("/ready").end()
+        assert (loading.status, loading.error["code"]) == (503, "model_loading")
+        assert "25%" in loading.error["message"]
+        assert int(loading.headers["retry-after"]) >= 1
+        house.line.dispatcher.hear("w", ready("w"))
+        serving = await house.get("/ready").end()
+        assert (serving.status, serving.json) == (200, {"status": "ready"})
+        house.line.dispatcher.lost("w")
+        assert (await house.get("/ready").end()).status == 503
+
+    run(talk())
