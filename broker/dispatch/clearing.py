@@ -1,11 +1,12 @@
-"""An order to forget all prefixes, on its way through the workers that serve. Pure.
+"""Orders to forget all prefixes, on their way through the workers that serve. Pure.
 
-It is over when every worker it went to has answered, or as soon as one of them has died.
+One is over when every worker it went to has answered, or as soon as one of them has died.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protocol.messages import CacheCleared
@@ -46,3 +47,29 @@ class Clearing:
     def _tell(self) -> None:
         if self.over:
             self.on_over()
+
+
+class Clearings:
+    """The orders under way, by id."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Clearing] = {}
+
+    @contextmanager
+    def open(self, id: str, awaited: Mapping[str, str]) -> Iterator[Clearing]:
+        """One more, for as long as the context is open."""
+        self._open[id] = Clearing(id, dict(awaited))
+        try:
+            yield self._open[id]
+        finally:
+            del self._open[id]
+
+    def answer(self, message: CacheCleared) -> bool:
+        """False for an answer that nobody waits for."""
+        clearing = self._open.get(message.id)
+        return clearing is not None and clearing.answer(message)
+
+    def lose(self, incarnation: str) -> None:
+        """A worker is gone, for all of them."""
+        for clearing in self._open.values():
+            clearing.lose(incarnation)

@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from broker.dispatch import reconcile
 from broker.dispatch.admission import Admission
 from broker.dispatch.catalogue import Catalogue, Tell
-from broker.dispatch.clearing import Clearing
+from broker.dispatch.clearing import Clearing, Clearings
+from broker.dispatch.delivery import Delivery
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, Vacancy, Verdict, Worker
-from broker.dispatch.flights import Flight, Flights, Gain
-from protocol import logs
+from broker.dispatch.flights import Flight, Flights
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     CacheCleared,
-    Cancel,
     ClearCache,
     Draining,
     Events,
@@ -43,10 +41,6 @@ from protocol.messages import (
 )
 
 log = logging.getLogger(__name__)
-log.addFilter(logs.Sparse())  # workers come and go a few times a minute, or something is wrong
-
-MODELS_MAX = 256
-"""Models that workers may name in the life of a gateway: it remembers them all."""
 
 Kill = Callable[[int], None]
 """End the process with this id, which belongs to a worker of this machine that hangs."""
@@ -85,8 +79,17 @@ class Dispatcher:
         self.catalogue = Catalogue(fleet, self.flights, clock, unload_after_s=unload_after_s, tell=tell)
         self.admission = admission
         self.dropped: Counter[str] = Counter()
+        self._delivery = Delivery(
+            incarnation=incarnation,
+            flights=self.flights,
+            failover=self.failover,
+            admission=admission,
+            send=send,
+            clock=clock,
+            dropped=self.dropped,
+        )
         self.stopping = False
-        self._clearings: dict[str, Clearing] = {}
+        self._clearings = Clearings()
         self._send = send
         self._clock = clock
         self._hung_timeout_s = hung_timeout_s
@@ -167,15 +170,12 @@ class Dispatcher:
             model = self.catalogue.resolve(model)
         self.fleet.find(model, self._clock(), self.failover.load)
         serving = [worker for worker in self.fleet if worker.serves and model in (None, worker.model)]
-        clearing = Clearing(id, {worker.incarnation: worker.model for worker in serving})
-        self._clearings[id] = clearing
-        try:
+        awaited = {worker.incarnation: worker.model for worker in serving}
+        with self._clearings.open(id, awaited) as clearing:
             for worker in serving:
                 if not self._send(worker.incarnation, ClearCache(incarnation=self.incarnation, id=id), ()):
                     raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
             yield clearing
-        finally:
-            del self._clearings[id]
 
     # --- what workers say ---
 
@@ -194,28 +194,22 @@ class Dispatcher:
         if self.fleet.heard(worker, self._clock()):
             self.failover.woke(worker)
         if isinstance(message, Events):
-            self._gain(worker, message)
+            self.fleet.advanced(worker, self._clock())
+            self._delivery.gain(message)
         else:
             self._handle(worker, message)
         self.failover.place()
 
     def _meet(self, message: Hello) -> None:
-        if message.version != PROTOCOL_VERSION:
-            reason = f"it speaks protocol {message.version}, this gateway {PROTOCOL_VERSION}"
-            self._turn_away(message, reason)
-            return
-        if len(self.fleet.models) >= MODELS_MAX and message.model not in self.fleet.models:
-            self._turn_away(message, f"this gateway has met {MODELS_MAX} models already")
+        if reason := self.fleet.objection(message):
+            log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
+            self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
             return
         # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
         self.lost(message.incarnation, "came back on a new connection", died=False)
         self.fleet.hello(message, self._clock())
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())
-
-    def _turn_away(self, message: Hello, reason: str) -> None:
-        log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
-        self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
 
     def _welcome(self) -> Welcome:
         return Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION)
@@ -230,10 +224,10 @@ class Dispatcher:
         now = self._clock()
         match message:
             case Heartbeat():
-                self._reconcile(worker, message)
+                self._delivery.reconcile(worker, message)
                 self.fleet.heartbeat(worker, message, now)
             case Accepted() | Reused() | Finished() | Failed():
-                self._pass_on(message)
+                self._delivery.pass_on(message)
             case Loading():
                 self.fleet.loading(worker, message)
             case Ready():
@@ -247,69 +241,10 @@ class Dispatcher:
             case Goodbye():
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
             case CacheCleared():
-                self._cleared(message)
+                if not self._clearings.answer(message):
+                    self.dropped["no_clearing"] += 1
             case _:
                 self.dropped["unexpected"] += 1
-
-    def _pass_on(self, message: Accepted | Reused | Finished | Failed) -> None:
-        flight = self._flight(message.id, message.incarnation)
-        if flight is None:
-            return
-        match message:
-            case Accepted():
-                flight.accept(message)
-            case Reused():
-                if not flight.reused(message):
-                    self.dropped["unexpected"] += 1
-            case Finished() if flight.terminal is None and flight.lacks(message):
-                self.dropped["gap"] += 1
-                self.failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
-            case _:
-                if flight.end(message):
-                    self.failover.ended(flight)
-                    if isinstance(message, Finished):
-                        self.admission.served(self._clock() - flight.opened_at)
-
-    def _cleared(self, message: CacheCleared) -> None:
-        clearing = self._clearings.get(message.id)
-        if clearing is None or not clearing.answer(message):
-            self.dropped["no_clearing"] += 1
-
-    def _flight(self, id: str, worker: str) -> Flight | None:
-        flight = self.flights.find(id, worker)
-        if flight is None:
-            self.dropped["no_flight"] += 1
-        return flight
-
-    def _gain(self, worker: Worker, message: Events) -> None:
-        now = self._clock()
-        self.fleet.advanced(worker, now)
-        for delta in message.deltas:
-            flight = self._flight(delta.id, message.incarnation)
-            if flight is None or flight.terminal is not None:
-                continue
-            match flight.gain(delta, now):
-                case Gain.TAKEN:
-                    if flight.suspect:
-                        self.failover.gained(flight)
-                case Gain.DOUBLE:
-                    self.dropped["double"] += 1
-                case Gain.GAP:
-                    self.dropped["gap"] += 1
-                    self.failover.take_back(flight, f"delta {delta.sequence} came before its time")
-                case Gain.OVER:
-                    log.warning("%s: its client does not read", flight.id)
-                    self.failover.cancel(flight)
-
-    def _reconcile(self, worker: Worker, beat: Heartbeat) -> None:
-        """Flights that the worker ought to have and has not, and rows that it has and ought not to."""
-        name = worker.incarnation
-        for flight in reconcile.lost(worker, beat, self.flights.aboard(name), self._clock()):
-            self.dropped["lost"] += 1
-            self.failover.take_back(flight, "its worker does not know it")
-        for row in reconcile.strays(worker, beat, self.flights.legs(name)):
-            self.dropped["stray"] += 1
-            self._send(name, Cancel(incarnation=self.incarnation, id=row), ())
 
     # --- what the connection and the clock say ---
 
@@ -319,8 +254,7 @@ class Dispatcher:
         if worker is None:
             return
         self._ground(worker, how, died=died)
-        for clearing in self._clearings.values():
-            clearing.lose(incarnation)
+        self._clearings.lose(incarnation)
         self.catalogue.update()
         self.failover.place()
 

@@ -15,13 +15,11 @@ from broker.dispatch.berths import Berth, departures
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flights import Flight, Flights
 from broker.dispatch.suspects import GUILTY, REMAND_S, SETTLED_S, Standing, Suspects, mark_of
-from protocol import logs
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Message
 from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
-log.addFilter(logs.Sparse())
 
 MENDS_MAX = 8
 """So often in a row, without a token in between, a flight is sent again because of losses on the line."""

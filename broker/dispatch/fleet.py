@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import Code, RequestError
-from protocol.messages import Capabilities, Heartbeat, Hello, Loading, Ready
+from protocol.messages import PROTOCOL_VERSION, Capabilities, Heartbeat, Hello, Loading, Ready
 
+MODELS_MAX = 256
+"""Models that workers may name in the life of a gateway: it remembers them all."""
 RETRY_LOADING_S_DEFAULT = 5.0
 RETRY_ABSENT_S = 2.0
 
@@ -132,6 +134,14 @@ class Fleet:
         return self._workers.get(incarnation)
 
     # --- what workers say ---
+
+    def objection(self, message: Hello) -> str | None:
+        """Why a worker that introduces itself is not to be taken; None: it may come."""
+        if message.version != PROTOCOL_VERSION:
+            return f"it speaks protocol {message.version}, this gateway {PROTOCOL_VERSION}"
+        if len(self.models) >= MODELS_MAX and message.model not in self.models:
+            return f"this gateway has met {MODELS_MAX} models already"
+        return None
 
     def hello(self, message: Hello, now: float) -> Worker:
         """A worker introduces itself, for the first time or again after the gateway asked."""

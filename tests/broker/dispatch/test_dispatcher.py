@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from broker.dispatch import dispatcher as dispatch
-from broker.dispatch.fleet import Verdict
+from broker.dispatch.fleet import MODELS_MAX, Verdict
 from broker.dispatch.flights import Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import (
@@ -73,12 +72,12 @@ def test_a_worker_of_another_version_is_turned_away_and_told_why(version: int, l
 
 
 def test_workers_may_name_so_many_models_and_no_more(line: Line) -> None:
-    for number in range(dispatch.MODELS_MAX):
+    for number in range(MODELS_MAX):
         line.hello(f"w{number}", model=f"m{number}")
     line.hello("one-more", model="another")
     [rejected] = line.sent_to("one-more")
     assert isinstance(rejected, Rejected)
-    assert len(line.dispatcher.fleet.models) == dispatch.MODELS_MAX
+    assert len(line.dispatcher.fleet.models) == MODELS_MAX
     line.hello("a-second", model="m0")
     assert line.sent_to("a-second") == [welcome()]
 

@@ -1,0 +1,100 @@
+"""What workers say of requests, on its way to their flights. Pure.
+
+The line may lose a message, or bring it twice: what does not fit is counted, and a flight that lacks
+something is taken back (`failover`). Nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from broker.dispatch import reconcile
+from broker.dispatch.admission import Admission
+from broker.dispatch.failover import Failover, Send
+from broker.dispatch.fleet import Worker
+from broker.dispatch.flights import Flight, Flights, Gain
+from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused
+
+log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Hands messages to the flights they are about."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        flights: Flights,
+        failover: Failover,
+        admission: Admission,
+        send: Send,
+        clock: Callable[[], float],
+        dropped: Counter[str],
+    ) -> None:
+        """`dropped`: where it is counted what did not fit."""
+        self._incarnation = incarnation
+        self._flights = flights
+        self._failover = failover
+        self._admission = admission
+        self._send = send
+        self._clock = clock
+        self._dropped = dropped
+
+    def pass_on(self, message: Accepted | Reused | Finished | Failed) -> None:
+        """How one request stands, or how it has ended."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return
+        match message:
+            case Accepted():
+                flight.accept(message)
+            case Reused():
+                if not flight.reused(message):
+                    self._dropped["unexpected"] += 1
+            case Finished() if flight.terminal is None and flight.lacks(message):
+                self._dropped["gap"] += 1
+                self._failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
+            case _:
+                if flight.end(message):
+                    self._failover.ended(flight)
+                    if isinstance(message, Finished):
+                        self._admission.served(self._clock() - flight.opened_at)
+
+    def gain(self, message: Events) -> None:
+        """What requests gained in a step."""
+        now = self._clock()
+        for delta in message.deltas:
+            flight = self._flight(delta.id, message.incarnation)
+            if flight is None or flight.terminal is not None:
+                continue
+            match flight.gain(delta, now):
+                case Gain.TAKEN:
+                    if flight.suspect:
+                        self._failover.gained(flight)
+                case Gain.DOUBLE:
+                    self._dropped["double"] += 1
+                case Gain.GAP:
+                    self._dropped["gap"] += 1
+                    self._failover.take_back(flight, f"delta {delta.sequence} came before its time")
+                case Gain.OVER:
+                    log.warning("%s: its client does not read", flight.id)
+                    self._failover.cancel(flight)
+
+    def reconcile(self, worker: Worker, beat: Heartbeat) -> None:
+        """Flights that the worker ought to have and has not, and rows that it has and ought not to."""
+        name = worker.incarnation
+        for flight in reconcile.lost(worker, beat, self._flights.aboard(name), self._clock()):
+            self._dropped["lost"] += 1
+            self._failover.take_back(flight, "its worker does not know it")
+        for row in reconcile.strays(worker, beat, self._flights.legs(name)):
+            self._dropped["stray"] += 1
+            self._send(name, Cancel(incarnation=self._incarnation, id=row), ())
+
+    def _flight(self, id: str, worker: str) -> Flight | None:
+        flight = self._flights.find(id, worker)
+        if flight is None:
+            self._dropped["no_flight"] += 1
+        return flight
