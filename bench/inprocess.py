@@ -54,7 +54,8 @@ def in_process(folder: Path) -> Iterator[InProcess]:
 
 def _answer(model: Any, preparer: Any, question: dict[str, Any]) -> Work:
     from bench.ours import Ours
-    from protocol.messages import Generate, Sampling
+    from protocol.messages import Generate
+    from protocol.parts import Sampling
 
     prepared = []
     for number, text in enumerate(question["texts"]):

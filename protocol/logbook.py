@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import MutableMapping, Sequence
 
-from protocol.messages import RowStatus
+from protocol.parts import RowStatus
 
 VARIABLE = "ROUNDHOUSE_LOGBOOK_FD"
 BYTES_MAX = 2048

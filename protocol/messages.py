@@ -1,4 +1,4 @@
-"""The messages between gateway and worker, filed by who receives them.
+"""The messages between gateway and worker, filed by who receives them; made of `parts`.
 
 Every message carries the incarnation of its sender: a random name drawn at process start. What a dead
 incarnation said, and ZeroMQ still delivers, is thereby known as such and dropped. Fields added later have
@@ -9,23 +9,28 @@ moves only when that stops being true.
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+
+from protocol.parts import (
+    Capabilities,
+    Count,
+    Delta,
+    Id,
+    Media,
+    Name,
+    Pid,
+    PrefixStatus,
+    Reuse,
+    RowStatus,
+    Sampling,
+    Timings,
+    Token,
+    Usage,
+)
 
 PROTOCOL_VERSION = 1
-
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-"""Neither infinite nor NaN: no JSON document could hold those."""
-Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Id = Annotated[str, Meta(max_length=256)]
-"""Of a request, or of an incarnation."""
-Name = Annotated[str, Meta(max_length=1024)]
-Bytes = bytes
-"""Under a name that a field called `bytes` does not hide."""
 
 
 def new_incarnation() -> str:
@@ -37,138 +42,6 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """What every message is: tagged with its class name, signed with its sender's incarnation."""
 
     incarnation: Id
-
-
-# --- parts of messages -------------------------------------------------------------------------------
-
-
-class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn. `None` leaves the choice to the model's generation_config.
-
-    `seed` is always set by the gateway, so that a request can be repeated anywhere with the same outcome:
-    the token at a position depends on the seed and that position only.
-    """
-
-    seed: Seed
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    logprobs: Count | None = None
-    """How many of the most likely tokens to report beside the drawn one; None: report nothing."""
-
-
-class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image of a request; its bytes are frame number `frame` behind the message."""
-
-    frame: Count
-    mime: str
-    sha256: str
-
-
-class Likelihood(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A token's bytes and its natural log-probability; `top` are the most likely tokens at its position."""
-
-    bytes: Bytes
-    logprob: float
-    top: list[tuple[Bytes, float]] = []
-
-
-class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one request gained in one step.
-
-    `sequence` counts a request's deltas from 0: a gap or a double is a fault. `text` may be empty while a
-    character or a possible stop string is incomplete.
-    """
-
-    id: Id
-    sequence: Count
-    tokens: list[Token]
-    text: str = ""
-    likelihoods: list[Likelihood] = []
-    """One for each of `tokens`, if the request asks for them; none for a token that ends the answer."""
-
-
-class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Token counts of a finished request. `cached_tokens`: how much of the prompt was not computed again."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-    cached_tokens: Count = 0
-
-
-class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Seconds a request spent in each phase, on the worker's clock."""
-
-    queued_s: Seconds = 0.0
-    prefill_s: Seconds = 0.0
-    decode_s: Seconds = 0.0
-
-
-class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What of a prompt had been computed before.
-
-    `tokens` of it were. `tier`: `disk` if any of it had to be read from there, else `ram`; `none` where
-    nothing was reused. `miss` says why it was not more; it is empty where all was.
-    """
-
-    tokens: Count = 0
-    tier: str = "none"
-    miss: str = ""
-
-
-class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a request stands in its worker: `waiting`, `ahead` (its prompt is run, and it waits for a place),
-    `prefill` or `decode`. `prefilled` counts the reused tokens too. Seconds are since its arrival there."""
-
-    id: Id
-    phase: str
-    prompt_tokens: Count
-    prefilled: Count = 0
-    answered: Count = 0
-    seconds: Seconds = 0.0
-    first_token_s: Seconds | None = None
-    reuse: Reuse | None = None
-
-
-class TopPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored prefix that is used often, without its text."""
-
-    tokens: Count
-    uses: Count
-    bytes: Count
-    pinned: bool = False
-
-
-class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The prefix cache of a worker since its start. `misses` counts requests by `Reuse.miss`, the positions
-    left out."""
-
-    ram_bytes: Count = 0
-    ram_limit: Count = 0
-    disk_bytes: Count = 0
-    disk_limit: Count = 0
-    blocks: Count = 0
-    snapshots: Count = 0
-    lookups: Count = 0
-    hits: Count = 0
-    prompt_tokens: Count = 0
-    reused_tokens: Count = 0
-    misses: dict[str, Count] = {}
-    top: list[TopPrefix] = []
-
-
-class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker's model can be asked."""
-
-    images: bool = False
-    tools: bool = False
-    thinking: bool = False
-    system_in_place: bool = False
 
 
 # --- gateway -> worker -------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ from msgspec import Meta, Struct
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.errors import Code, RequestError
-from protocol.messages import Capabilities, Generate
+from protocol.messages import Generate
+from protocol.parts import Capabilities
 from worker.config import Bytes, WorkerSettings
 from worker.contract import (
     Blob,

@@ -12,7 +12,8 @@ from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
 from broker.dispatch.flights import Batch
 from protocol.errors import RequestError
-from protocol.messages import Accepted, Delta, Failed, Finished, Reused, Usage
+from protocol.messages import Accepted, Failed, Finished, Reused
+from protocol.parts import Delta, Usage
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"

@@ -12,7 +12,8 @@ from broker.dialects.chat_body import Body
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, stop_strings
-from protocol.messages import Delta, Generate, Media
+from protocol.messages import Generate
+from protocol.parts import Delta, Media
 
 # --- to the worker -----------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from broker.dialects.body import check_range, decode, encode, encode_text, refus
 from broker.dialects.logprobs import LegacyLogprobs
 from broker.dialects.parameters import CHOICES_MAX, Parameters, check, copies, sampling, stop_strings
 from protocol.errors import Code, RequestError
-from protocol.messages import Delta, Generate
+from protocol.messages import Generate
+from protocol.parts import Delta
 
 MAX_TOKENS_DEFAULT = 16
 LOGPROBS_MAX = 5

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.messages import Likelihood
+from protocol.parts import Likelihood
 
 LOGPROB_MIN = -9999.0
 """What stands for minus infinity, which JSON cannot carry."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.errors import KINDS, RequestError, code_named
-from protocol.messages import Failed, Usage
+from protocol.messages import Failed
+from protocol.parts import Usage
 
 
 def failure(failed: Failed) -> RequestError:

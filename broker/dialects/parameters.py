@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from broker.dialects.body import check_range
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate, Sampling
+from protocol.messages import Generate
+from protocol.parts import Sampling
 
 CHOICES_MAX = 16
 TOP_LOGPROBS_MAX = 20

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import Code, RequestError
-from protocol.messages import PROTOCOL_VERSION, Capabilities, Heartbeat, Hello, Loading, Ready
+from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
+from protocol.parts import Capabilities
 
 MODELS_MAX = 256
 """Models that workers may name in the life of a gateway: it remembers them all."""

@@ -21,7 +21,8 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from protocol.errors import Code
-from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Reuse, Reused
+from protocol.messages import Accepted, Failed, Finished, Generate, Reused
+from protocol.parts import Delta, Reuse
 
 PENDING_DELTAS_MAX = 1536
 """Beyond what lies in the sockets' buffers, thousands of them. One with a long text, or with

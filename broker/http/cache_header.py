@@ -15,7 +15,8 @@ import re
 from collections.abc import Sequence
 
 from broker.dispatch.flights import Flight
-from protocol.messages import Finished, Reuse
+from protocol.messages import Finished
+from protocol.parts import Reuse
 
 HEADER = b"x-roundhouse-cache"
 UNREPORTED = "unreported"

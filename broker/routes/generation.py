@@ -20,7 +20,8 @@ from broker.http.boarding import Boarding
 from broker.http.respond import FlightResponse, Renderer
 from broker.routes.gateway import gateway_of
 from protocol.errors import Code, RequestError
-from protocol.messages import Finished, Generate, Media
+from protocol.messages import Finished, Generate
+from protocol.parts import Media
 
 log = logging.getLogger(__name__)
 

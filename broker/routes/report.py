@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from broker.dispatch.clearing import Clearing
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Fleet, Worker
-from protocol.messages import PrefixStatus, RowStatus
+from protocol.parts import PrefixStatus, RowStatus
 
 TOP_PREFIXES_MAX = 16
 

@@ -13,8 +13,6 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     CacheCleared,
-    Capabilities,
-    Delta,
     Draining,
     Events,
     Failed,
@@ -24,15 +22,11 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Message,
-    PrefixStatus,
     Ready,
-    Reuse,
     Reused,
-    RowStatus,
-    Sampling,
-    Usage,
 )
 from protocol.orders import Orders
+from protocol.parts import Capabilities, Delta, PrefixStatus, Reuse, RowStatus, Sampling, Usage
 from protocol.wire import WireError
 
 GATEWAY = "gateway"

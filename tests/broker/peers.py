@@ -11,7 +11,6 @@ from protocol.messages import (
     Accepted,
     Cancel,
     ClearCache,
-    Delta,
     Events,
     Failed,
     Finished,
@@ -21,10 +20,10 @@ from protocol.messages import (
     Loading,
     Message,
     Reused,
-    RowStatus,
     ToGateway,
     Welcome,
 )
+from protocol.parts import Delta, RowStatus
 from tests.broker.dispatching import Line, accepted, cleared, finished, ready, reused
 
 ROWS, WAITING = 3, 3

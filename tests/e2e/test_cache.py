@@ -17,22 +17,17 @@ from protocol.messages import (
     Accepted,
     CacheCleared,
     ClearCache,
-    Delta,
     Events,
     Finished,
     Generate,
     Heartbeat,
     Hello,
     Message,
-    PrefixStatus,
     Ready,
-    Reuse,
     Reused,
-    RowStatus,
-    TopPrefix,
-    Usage,
     Welcome,
 )
+from protocol.parts import Delta, PrefixStatus, Reuse, RowStatus, TopPrefix, Usage
 from tests.system import System, chat_body, eventually, running_system, sse_documents
 
 WAIT_S = 30.0

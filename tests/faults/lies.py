@@ -25,10 +25,10 @@ from protocol.messages import (
     Message,
     Ready,
     Rejected,
-    Sampling,
     Welcome,
     new_incarnation,
 )
+from protocol.parts import Sampling
 from tests.protocol.fuzz import frames_of
 from tests.protocol.samples import FULL, LEAST, direction_of
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import wire
-from protocol.messages import Generate, Sampling
+from protocol.messages import Generate
+from protocol.parts import Sampling
 from tests.protocol import fuzz
 from tests.protocol.samples import DECODERS, UNIONS, golden_frames
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from protocol.logbook import BYTES_MAX, NAMED_MAX, VARIABLE, Logbook, Page, describe
-from protocol.messages import RowStatus
+from protocol.parts import RowStatus
 
 WRITES = """
 import os, signal

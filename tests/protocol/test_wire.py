@@ -9,19 +9,8 @@ import msgspec
 import pytest
 
 from protocol import wire
-from protocol.messages import (
-    Accepted,
-    Cancel,
-    Events,
-    Generate,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Media,
-    Message,
-    RowStatus,
-    Sampling,
-)
+from protocol.messages import Accepted, Cancel, Events, Generate, Goodbye, Heartbeat, Hello, Message
+from protocol.parts import Media, RowStatus, Sampling
 from tests.protocol.samples import (
     DECODERS,
     FULL,

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from protocol.messages import Delta, Events, Finished, Message
+from protocol.messages import Events, Finished, Message
+from protocol.parts import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox

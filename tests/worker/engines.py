@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.messages import Capabilities, Delta, Events, Failed, Finished, Message
+from protocol.messages import Events, Failed, Finished, Message
+from protocol.parts import Capabilities, Delta
 from worker.contract import Blob, Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Shape, Step
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.commands import Command, Drop, Stop, Submit

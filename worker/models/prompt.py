@@ -20,7 +20,8 @@ from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from protocol.errors import Code, RequestError
-from protocol.messages import Capabilities, Generate, Sampling
+from protocol.messages import Generate
+from protocol.parts import Capabilities, Sampling
 from worker.contract import Draw, Prepared
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from protocol.messages import PrefixStatus
+from protocol.parts import PrefixStatus
 from worker.contract import Shape
 from worker.prefixes import descriptions
 from worker.prefixes.descriptions import Found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from protocol.messages import TopPrefix
+from protocol.parts import TopPrefix
 from worker.prefixes.items import Block, Part, path_to
 from worker.prefixes.matching import Match
 from worker.prefixes.tree import snapshots_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol import messages
-from protocol.messages import Delta, RowStatus, Timings, Usage
+from protocol import parts
+from protocol.parts import Delta, RowStatus, Timings, Usage
 from worker.contract import Likelihood, Pipeline
 from worker.schedule.rows import Row
 
@@ -56,9 +56,9 @@ class Answer:
             return text + pipeline.flush(), "length"
         return text, None
 
-    def _spell(self, token: int, likelihood: Likelihood) -> messages.Likelihood:
+    def _spell(self, token: int, likelihood: Likelihood) -> parts.Likelihood:
         spell = self.pipeline.spell
-        return messages.Likelihood(
+        return parts.Likelihood(
             bytes=spell(token),
             logprob=likelihood.logprob,
             top=[(spell(other), logprob) for other, logprob in likelihood.top],

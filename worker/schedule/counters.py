@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.messages import PrefixStatus, RowStatus
+from protocol.parts import PrefixStatus, RowStatus
 
 TOLD_EVERY_S = 0.2
 """How often the heartbeat gets to know each row anew."""

@@ -16,16 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import KINDS, Code, RequestError
-from protocol.messages import (
-    CacheCleared,
-    Delta,
-    Events,
-    Failed,
-    Finished,
-    Message,
-    Reuse,
-    Reused,
-)
+from protocol.messages import CacheCleared, Events, Failed, Finished, Message, Reused
+from protocol.parts import Delta, Reuse
 from worker.contract import Model, Prepared, Step
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from protocol.messages import Reuse
+from protocol.parts import Reuse
 from worker.contract import Prepared
 from worker.prefixes.index import Match
 from worker.schedule.pace import Work

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.messages import PrefixStatus
+from protocol.parts import PrefixStatus
 from worker.contract import Cut, Engine, Model, Piece
 from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record

@@ -16,7 +16,8 @@ from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
 from broker.dialects.parameters import copies, derived_seed
 from broker.dispatch.flights import Batch, Item
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Likelihood, Sampling, Usage
+from protocol.messages import Accepted, Failed, Finished, Generate
+from protocol.parts import Delta, Likelihood, Sampling, Usage
 
 FORMS: dict[str, Callable[[int], answer.Form]] = {
     "chat": lambda choices: chat.Form(logprobs=True),

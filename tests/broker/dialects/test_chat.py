@@ -14,7 +14,8 @@ from broker.dialects import answer, chat, chat_body, openai
 from broker.dialects.body import encode
 from broker.dispatch.flights import Item
 from protocol.errors import KINDS, Code, RequestError
-from protocol.messages import Accepted, Delta, Failed, Finished, Generate, Media, Sampling, Usage
+from protocol.messages import Accepted, Failed, Finished, Generate
+from protocol.parts import Delta, Media, Sampling, Usage
 
 HELLO = [{"role": "user", "content": "hello"}]
 

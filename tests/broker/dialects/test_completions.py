@@ -10,7 +10,8 @@ import pytest
 from broker.dialects import answer, completions
 from broker.dialects.parameters import derived_seed
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Delta, Finished, Generate, Likelihood, Sampling, Usage
+from protocol.messages import Accepted, Finished, Generate
+from protocol.parts import Delta, Likelihood, Sampling, Usage
 
 
 def sent(**fields: Any) -> list[Generate]:

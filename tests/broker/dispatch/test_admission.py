@@ -7,7 +7,8 @@ import pytest
 from broker.dispatch.admission import BYTES_PER_TOKEN, RETRY_AFTER_S_MAX, Admission, guessed_tokens, has_begun
 from broker.dispatch.flights import Flight, Flights
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Delta, Generate, Ready, Reuse, Reused, Sampling
+from protocol.messages import Accepted, Generate, Ready, Reused
+from protocol.parts import Delta, Reuse, Sampling
 from tests.broker.dispatching import Clock
 
 

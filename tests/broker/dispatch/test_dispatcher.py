@@ -17,9 +17,9 @@ from protocol.messages import (
     Finished,
     Goodbye,
     Rejected,
-    Reuse,
     Welcome,
 )
+from protocol.parts import Reuse
 from tests.broker.dispatching import (
     GATEWAY,
     HUNG_S,

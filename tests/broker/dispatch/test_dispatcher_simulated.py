@@ -27,17 +27,8 @@ from broker.dispatch.clearing import Clearing
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flights import PENDING_DELTAS_MAX, Flight, Item
 from protocol.errors import Code, RequestError
-from protocol.messages import (
-    Cancel,
-    Delta,
-    Events,
-    Failed,
-    Finished,
-    Goodbye,
-    Message,
-    Reused,
-    ToGateway,
-)
+from protocol.messages import Cancel, Events, Failed, Finished, Goodbye, Message, Reused, ToGateway
+from protocol.parts import Delta
 from tests.broker.dispatching import SILENT_S, STALL_S, accepted, failed, finished, ready, request, reused
 from tests.broker.peers import POISON, ROWS, TOKENS, WAITING, Peer, SimulatedLine, of_flights, text_at
 

@@ -22,7 +22,8 @@ from broker.dispatch.suspects import (
     fingerprint,
 )
 from protocol.errors import Code, RequestError
-from protocol.messages import Cancel, Delta, Failed, Finished, Generate, Goodbye, Media, RowStatus
+from protocol.messages import Cancel, Failed, Finished, Generate, Goodbye
+from protocol.parts import Delta, Media, RowStatus
 from tests.broker.dispatching import (
     FAILOVER_S,
     GATEWAY,

@@ -8,7 +8,8 @@ import pytest
 
 from broker.dispatch.fleet import RETRY_ABSENT_S, RETRY_LOADING_S_DEFAULT, Fleet, Verdict, Worker
 from protocol.errors import Code, RequestError
-from protocol.messages import Capabilities, Heartbeat, Hello, Loading, Ready
+from protocol.messages import Heartbeat, Hello, Loading, Ready
+from protocol.parts import Capabilities
 
 SILENT_S, STALL_S = 3.0, 120.0
 

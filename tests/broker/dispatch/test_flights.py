@@ -12,18 +12,8 @@ from msgspec.structs import replace
 from broker.dispatch import flights as inflight
 from broker.dispatch.flights import PROVEN_DELTAS, Flight, Flights, Gain, Item
 from protocol.errors import Code
-from protocol.messages import (
-    Accepted,
-    Delta,
-    Failed,
-    Finished,
-    Generate,
-    Likelihood,
-    Reuse,
-    Reused,
-    Sampling,
-    Usage,
-)
+from protocol.messages import Accepted, Failed, Finished, Generate, Reused
+from protocol.parts import Delta, Likelihood, Reuse, Sampling, Usage
 
 WORKER = "worker-1"
 

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from broker.dispatch.flights import PROVEN_DELTAS, Flight
 from broker.dispatch.suspects import DEATHS_MAX, DEATHS_RAISED_MAX, REMAND_S
 from protocol.errors import Code
-from protocol.messages import Cancel, Delta, Failed, Finished, Generate, RowStatus
+from protocol.messages import Cancel, Failed, Finished, Generate
+from protocol.parts import Delta, RowStatus
 from tests.broker.dispatching import Line, accepted, events, finished, request, reused
 
 STEP_S = 0.05

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from broker.dispatch.flights import Flight, Flights
 from broker.http import cache_header as reuse
-from protocol.messages import Finished, Reuse
+from protocol.messages import Finished
+from protocol.parts import Reuse
 from tests.broker.dispatching import accepted, events, failed, finished, request, reused
 
 FORM = re.compile(rb"hit=(\d+)/(\d+); tier=(ram|disk|none); miss=[A-Za-z0-9_.:-]{1,64}")

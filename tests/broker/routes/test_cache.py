@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.routes import cache
-from protocol.messages import ClearCache, PrefixStatus
+from protocol.messages import ClearCache
+from protocol.parts import PrefixStatus
 from tests.broker.asgi import run, until
 from tests.broker.dispatching import cleared
 from tests.broker.house import House

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.routes import report
-from protocol.messages import Heartbeat, Loading, PrefixStatus, Reuse, RowStatus, TopPrefix
+from protocol.messages import Heartbeat, Loading
 from protocol.orders import ModelState, Roster
+from protocol.parts import PrefixStatus, Reuse, RowStatus, TopPrefix
 from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(

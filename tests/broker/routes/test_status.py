@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.messages import RowStatus
+from protocol.parts import RowStatus
 from tests.broker.asgi import run
 from tests.broker.house import House
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate, Sampling
+from protocol.messages import Generate
+from protocol.parts import Sampling
 from worker.contract import Draw, Prepared, Preparer
 from worker.line.pool import THREADS, Outcome, PreparerPool
 

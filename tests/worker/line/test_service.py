@@ -29,10 +29,10 @@ from protocol.messages import (
     Message,
     Ready,
     Rejected,
-    Sampling,
     ToGateway,
     Welcome,
 )
+from protocol.parts import Sampling
 from protocol.settings import EXIT_CONFIGURATION
 from tests.system import Process
 from worker.fake import TOKEN_BYTES

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from protocol.messages import Generate, Sampling
+from protocol.messages import Generate
+from protocol.parts import Sampling
 from worker.contract import Draw, Prepared
 from worker.models.boundaries import GAP_MIN, Prompt
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer

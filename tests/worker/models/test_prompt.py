@@ -12,7 +12,8 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from protocol.errors import Code, RequestError
-from protocol.messages import Capabilities, Generate, Media, Sampling
+from protocol.messages import Generate
+from protocol.parts import Capabilities, Media, Sampling
 from tests.models.fixtures import model_folder
 from worker.contract import Draw, Prepared
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults

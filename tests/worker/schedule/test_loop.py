@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.messages import Events, Failed, Finished, Generate, Message, Sampling
+from protocol.messages import Events, Failed, Finished, Generate, Message
+from protocol.parts import Sampling
 from tests.worker.engines import (
     END,
     INCARNATION,
