@@ -1,7 +1,7 @@
 """What the gateway knows and decides: fleet, flights and admission, driven by messages and the clock.
 
-Pure: messages go out through a function that is handed in, time comes from one too. `link` feeds it what
-workers send, `app` opens flights in it; a simulation can do both.
+Pure: messages go out through a function that is handed in, time comes from one too. The line feeds it what
+workers send, routes open flights in it; a simulation can do both.
 """
 
 from __future__ import annotations

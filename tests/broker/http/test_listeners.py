@@ -1,0 +1,28 @@
+"""Where the gateway listens, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from broker.http.listeners import ListenError, listen, open_listeners, url
+
+
+def test_without_a_service_manager_it_listens_where_it_is_told() -> None:
+    [listener] = open_listeners("127.0.0.1", 0, {}, os.getpid())
+    with listener:
+        assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            open_listeners("127.0.0.1", port, {}, os.getpid())
+
+
+def test_a_word_about_sockets_that_makes_no_sense_is_an_error() -> None:
+    told = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}
+    with pytest.raises(ListenError, match="cannot take over sockets"):
+        open_listeners("127.0.0.1", 0, told, os.getpid())
