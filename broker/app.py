@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from broker.dispatch.dispatcher import Dispatcher
-from broker.http import cache_header as reuse
+from broker.http import cache_header
 from broker.http.auth import Guard
 from broker.http.ids import RequestIds
 from broker.http.intake import Intake
@@ -23,7 +23,7 @@ from broker.routes.gateway import Gateway
 from protocol.errors import RequestError
 
 SWEEP_S = 0.25
-EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-should-retry", reuse.HEADER.decode())
+EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-should-retry", cache_header.HEADER.decode())
 """What scripts from another origin may read of an answer."""
 
 ROUTES = (

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from broker.dispatch.flights import Batch, Flight
-from broker.http import cache_header as reuse
+from broker.http import cache_header
 from broker.http.errors import error_response
 from broker.http.reader import Reader
 from protocol.errors import Code, RequestError
@@ -106,7 +106,7 @@ class FlightResponse:
             if body or over:
                 if not started:
                     started = True
-                    cache = reuse.header(flights, self._prompts)
+                    cache = cache_header.header(flights, self._prompts)
                     await send(_start(self._renderer.content_type, len(body) if over else None, cache))
                 await send({"type": "http.response.body", "body": body, "more_body": not over})
             if over:
@@ -127,7 +127,7 @@ class FlightResponse:
             if reader.client_gone or all(flight.leg is None for flight in flights):
                 return []
         held_until = loop.time() + HEADERS_HELD_S_MAX
-        while not (reader.client_gone or _has_begun(batches) or reuse.header(flights, self._prompts)):
+        while not (reader.client_gone or _has_begun(batches) or cache_header.header(flights, self._prompts)):
             left_s = held_until - loop.time()
             if left_s <= 0:
                 break
@@ -142,7 +142,7 @@ def _has_begun(batches: Sequence[Batch]) -> bool:
 def _start(content_type: bytes, length: int | None, cache: bytes | None) -> Message:
     headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
     if cache is not None:
-        headers.append((reuse.HEADER, cache))
+        headers.append((cache_header.HEADER, cache))
     if length is not None:
         headers.append((b"content-length", str(length).encode()))
     return {"type": "http.response.start", "status": 200, "headers": headers}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch import flights as inflight
+from broker.dispatch import flights as flights_module
 from broker.dispatch.flights import PROVEN_DELTAS, Flight, Flights, Gain, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, Reused
@@ -95,7 +95,7 @@ def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out(sequence: 
 
 
 def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
+    monkeypatch.setattr(flights_module, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
     assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [Gain.TAKEN] * 4 + [Gain.OVER] * 2
     *deltas, end = flight.take()
@@ -105,7 +105,7 @@ def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: p
 
 
 def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "PENDING_DELTAS_MAX", 4)
+    monkeypatch.setattr(flights_module, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
     for number in range(40):
         assert flight.gain(delta(number), now=11.0) is Gain.TAKEN
@@ -230,7 +230,7 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
     flight, taken = open_flight(), list[Item]()
     expected, ends = list[Delta](), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflight, "PENDING_DELTAS_MAX", bound)
+        patch.setattr(flights_module, "PENDING_DELTAS_MAX", bound)
         for event in history:
             ended = flight.terminal is not None
             match event:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dispatch.flights import Flight, Flights
-from broker.http import cache_header as reuse
+from broker.http import cache_header
 from protocol.messages import Finished
 from protocol.parts import Reuse
 from tests.broker.dispatching import accepted, events, failed, finished, request, reused
@@ -42,35 +42,35 @@ def flight(*, known: Reuse | None = None, end: Finished | None = None) -> Flight
     ],
 )
 def test_one_answer_says_what_its_worker_said(told: Reuse, value: bytes) -> None:
-    assert reuse.header([flight(known=told)], 1) == value
+    assert cache_header.header([flight(known=told)], 1) == value
 
 
 def test_a_worker_that_says_nothing_is_known_by_its_counts_in_the_end() -> None:
     silent = flight()
-    assert reuse.header([silent], 1) is None
+    assert cache_header.header([silent], 1) is None
     silent.gain(events("w", "a", "x").deltas[0], now=1.0)
-    assert reuse.header([silent], 1) is None
+    assert cache_header.header([silent], 1) is None
     silent.end(finished("w", "a", cached=2))
-    assert reuse.header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
+    assert cache_header.header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
 
 
 def test_a_request_that_failed_says_nothing() -> None:
     fallen = flight()
     fallen.end(failed("w", "a"))
-    assert reuse.header([fallen], 1) is None
+    assert cache_header.header([fallen], 1) is None
 
 
 def test_several_answers_to_one_prompt_count_it_once() -> None:
     first, copy = Reuse(tokens=1, tier="ram", miss="diverged"), Reuse(tokens=2, tier="ram")
     flights = [flight(known=copy), flight(known=first), flight()]
-    assert reuse.header(flights, 1) == b"hit=1/3; tier=ram; miss=diverged"
+    assert cache_header.header(flights, 1) == b"hit=1/3; tier=ram; miss=diverged"
 
 
 def test_several_prompts_are_summed_once_all_are_known() -> None:
     flights = [flight(known=Reuse(tokens=3, tier="ram")), flight()]
-    assert reuse.header(flights, 2) is None
+    assert cache_header.header(flights, 2) is None
     flights[1].reused(reused("w", "a", 1, "disk", "evicted"))
-    assert reuse.header(flights, 2) == b"hit=4/6; tier=disk; miss=evicted"
+    assert cache_header.header(flights, 2) == b"hit=4/6; tier=disk; miss=evicted"
 
 
 reuses = st.builds(Reuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), miss=st.text(max_size=80))
@@ -78,7 +78,7 @@ reuses = st.builds(Reuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), mi
 
 @given(st.lists(st.lists(reuses, min_size=2, max_size=2), min_size=1, max_size=3))
 def test_whatever_workers_say_it_is_one_line_of_the_documented_form(prompts: Sequence[list[Reuse]]) -> None:
-    value = reuse.header([flight(known=told) for group in prompts for told in group], len(prompts))
+    value = cache_header.header([flight(known=told) for group in prompts for told in group], len(prompts))
     assert value is not None
     form = FORM.fullmatch(value)
     assert form is not None

@@ -1,0 +1,91 @@
+"""What the documents name is there: files, folders, messages, settings; and what they must name, they do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from broker.config import GatewaySettings
+from deploy.serving.settings import ServeSettings
+from protocol import messages, orders
+from protocol.workersettings import WorkerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+PACKAGES = ("protocol", "broker", "worker", "deploy")
+TOP = (*PACKAGES, "tests", "bench", "recipes", "docs")
+
+MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(messages.ToGateway))}
+
+# Flags of commands that are no settings of a process.
+OF_COMMANDS = {"--config", "--with", "--help", "--version", "--dry-run", "--http2"}
+
+
+def code(text: str) -> Iterator[str]:
+    """What stands in backticks, and the words of fenced blocks."""
+    fences = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    for fenced in fences.findall(text):
+        yield from re.findall(r"[\w./-]+", fenced)
+    for quoted in re.findall(r"`([^`\n]+)`", fences.sub("", text)):
+        yield from quoted.split()
+
+
+def named_paths(text: str) -> set[str]:
+    """Files and folders of ours, by their way from the root."""
+    words = {word.rstrip(".,:;") for word in code(text)}
+    return {word for word in words if word.split("/")[0] in TOP and "/" in word and "…" not in word}
+
+
+def named_settings(text: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z0-9-]+", text)) - OF_COMMANDS
+
+
+def settings_of(*kinds: type[msgspec.Struct]) -> set[str]:
+    fields = [field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)]
+    return {f"--{name.replace('_', '-')}" for name in fields}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_each_path_that_is_named_exists(name: str) -> None:
+    missing = {path for path in named_paths(DOCUMENTS[name]) if not (ROOT / path).exists()}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CONTRIBUTING.md"])
+def test_each_setting_that_is_named_exists(name: str) -> None:
+    known = settings_of(GatewaySettings, WorkerSettings, ServeSettings)
+    assert named_settings(DOCUMENTS[name]) <= known
+
+
+def test_each_message_has_its_row_and_no_other_has_one() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", DOCUMENTS["docs/protocol.md"], re.MULTILINE)
+    assert sorted(rows) == sorted(MESSAGES)
+
+
+def test_each_wing_is_on_the_map() -> None:
+    architecture = named_paths(DOCUMENTS["docs/architecture.md"])
+    for package in PACKAGES:
+        for wing in (ROOT / package).iterdir():
+            if (wing / "__init__.py").exists():
+                assert f"{package}/{wing.name}/" in architecture, wing
+
+
+@pytest.mark.parametrize("kind", [orders.Roster, orders.Orders], ids=lambda kind: kind.__name__)
+def test_what_the_supervisor_and_the_gateway_say_is_named(kind: Any) -> None:
+    assert f"`{kind.__name__}`" in DOCUMENTS["docs/protocol.md"]
+
+
+def test_each_promise_names_its_test() -> None:
+    table = DOCUMENTS["README.md"].partition("| promise | test |")[2].partition("\n\n")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ") and "---" not in row]
+    assert len(rows) > 10
+    for row in rows:
+        assert re.search(r"`tests/[\w/]+\.py`", row), row
