@@ -17,7 +17,7 @@ from tests.worker.engines import (
     ScriptedPipeline,
     breaking,
 )
-from worker.fake import FakeLoader
+from worker.fake.loader import FakeLoader
 from worker.schedule import loop as loop_module
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
