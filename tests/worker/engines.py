@@ -10,8 +10,8 @@ from typing import Any
 from protocol.messages import Capabilities, Delta, Events, Failed, Finished, Message
 from worker.contract import Blob, Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Shape, Step
 from worker.prefixes.index import PrefixIndex
+from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Drop, Stop, Submit
-from worker.schedule.company import Company
 from worker.schedule.failures import PROBE
 from worker.schedule.loop import Loop
 from worker.schedule.scheduler import Policy, Scheduler
@@ -291,7 +291,7 @@ class House:
             inbox=self.inbox,  # type: ignore[arg-type]
             publish=self._publish,
             backlog=lambda: self.backlog(),
-            company=Company(self.admission_window_s),
+            admission=AdmissionWindow(self.admission_window_s),
             clock=lambda: self.now,
         )
 

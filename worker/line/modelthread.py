@@ -11,8 +11,8 @@ from worker.contract import Loader, Model
 from worker.line.introduction import policy_of, ready
 from worker.line.outbox import Outbox
 from worker.line.pool import PreparerPool
+from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Stop
-from worker.schedule.company import Company
 from worker.schedule.counters import Counters
 from worker.schedule.loop import Loop
 from worker.schedule.scheduler import Scheduler
@@ -95,6 +95,6 @@ class ModelThread:
             inbox=self.inbox,
             publish=self._outbox.put,
             backlog=self._outbox.depth,
-            company=Company(settings.admission_window_s),
+            admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
         )

@@ -27,9 +27,9 @@ from protocol.messages import (
     Reused,
 )
 from worker.contract import Model, Prepared, Step
+from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
-from worker.schedule.company import Company
 from worker.schedule.counters import TOLD_EVERY_S, Counters
 from worker.schedule.failures import Failures
 from worker.schedule.rows import Chunk, Group, Phase, Row
@@ -52,7 +52,7 @@ class Loop:
     inbox: queue.SimpleQueue[Command]
     publish: Callable[[Message], None]
     backlog: Callable[[], int]
-    company: Company = field(default_factory=lambda: Company(0.0))
+    admission: AdmissionWindow = field(default_factory=lambda: AdmissionWindow(0.0))
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
@@ -84,7 +84,7 @@ class Loop:
             wait_s = 0.0
             if was_idle and len(self.scheduler) and not self.scheduler.is_full:
                 now = self.clock()
-                window_ends = window_ends or now + self.company.window(now)
+                window_ends = window_ends or now + self.admission.open(now)
                 wait_s = max(0.0, window_ends - now)
         if is_clogged:
             self.scheduler.lap(self.clock(), decoded=None)
@@ -125,7 +125,7 @@ class Loop:
             log.warning("%s: is here already", request.id)
             return
         now = self.clock()
-        self.company.came(now)
+        self.admission.arrived(now)
         try:
             pipeline = self.model.open_pipeline(request)
             row = self.scheduler.add(request, now)
