@@ -28,6 +28,7 @@ from worker.schedule import sharing
 from worker.schedule import store as reuse
 from worker.schedule.commands import Submit
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
 
 TURNS = 18
@@ -68,10 +69,8 @@ def converse(model: Model, rng: random.Random) -> list[Turn]:
     loop = Loop(
         model=model,
         scheduler=Scheduler(policy, store.index),
-        incarnation="w",
         inbox=inbox,  # type: ignore[arg-type]
-        publish=said.append,
-        backlog=lambda: 0,
+        publisher=Publisher("w", said.append, lambda: 0),
         store=store,
     )
     known: list[tuple[int, ...]] = [()]

@@ -14,6 +14,7 @@ from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.failures import PROBE
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
 from worker.schedule.store import Store
 
@@ -287,10 +288,8 @@ class House:
                 self.store.index if self.store else None,
             ),
             store=self.store,
-            incarnation=INCARNATION,
             inbox=self.inbox,  # type: ignore[arg-type]
-            publish=self._publish,
-            backlog=lambda: self.backlog(),
+            publisher=Publisher(INCARNATION, self._publish, lambda: self.backlog()),
             admission=AdmissionWindow(self.admission_window_s),
             clock=lambda: self.now,
         )

@@ -15,6 +15,7 @@ from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Stop
 from worker.schedule.counters import Counters
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.store import Limits, open_store
 
@@ -91,10 +92,8 @@ class ModelThread:
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),
             store=store,
-            incarnation=self._incarnation,
             inbox=self.inbox,
-            publish=self._outbox.put,
-            backlog=self._outbox.depth,
+            publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
         )
