@@ -14,8 +14,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from worker.engine.caches.positional import Order, PositionalLayer, is_positional
+from worker.engine.caches.positional import Order, PositionalLayer
 from worker.engine.caches.seats import Seats
+from worker.engine.caches.single import is_positional
 
 
 class StateLayer:

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from worker.contract import Piece, Shape
 from worker.engine.caches.batch import Batch, RowCaches, leaf_caches
-from worker.engine.caches.positional import fill, is_positional, temporal
+from worker.engine.caches.single import fill, is_positional, temporal
 
 Leaves = tuple[mx.array, ...]
 
