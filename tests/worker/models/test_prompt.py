@@ -15,7 +15,8 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Capabilities, Generate, Media, Sampling
 from tests.models.fixtures import model_folder
 from worker.contract import Draw, Prepared
-from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, read_defaults
+from worker.models.template import probe
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=Draw(temperature=1.0))
 USER = {"role": "user", "content": "Hello!"}
