@@ -133,11 +133,12 @@ class ModelLoader:
 def load_weights(folder: Path, progress: Progress) -> Any:
     """Upstream's model with its parameters in memory: an `mlx.nn.Module`. Raises one of many errors."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten
     from mlx_lm.utils import load_model
 
+    from worker.engine.trees import arrays_of
+
     network, _ = load_model(folder, lazy=True)
-    parameters = [parameter for _, parameter in tree_flatten(network.parameters())]
+    parameters = list(arrays_of(network.parameters()).values())
     total = sum(parameter.nbytes for parameter in parameters)
     progress(0, total)
     done = evaluated = 0

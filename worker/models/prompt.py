@@ -61,7 +61,8 @@ def read_defaults(folder: Path) -> Draw:
 
 def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
     """A tokenizer for one thread. `end_tokens`: those of the model's configuration; its own are added."""
-    return load_tokenizer(folder, eos_token_ids=list(end_tokens))
+    tokenizer: TokenizerWrapper = load_tokenizer(folder, eos_token_ids=list(end_tokens))
+    return tokenizer
 
 
 class TextPreparer:
