@@ -38,7 +38,7 @@ EXCUSED = {"worker/models/text.py"}
 MAY_SLEEP = {
     "worker/fake/engine.py",
     "worker/fake/loader.py",
-    "worker/engine/memory.py",
+    "worker/models/memory.py",
     "protocol/lifeline.py",
     "bench/processes.py",
 }
