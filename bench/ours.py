@@ -12,6 +12,7 @@ from worker.contract import Model, Prepared
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
 
 BYTES_MAX = 2**40
@@ -33,10 +34,8 @@ class Ours:
             scheduler=Scheduler(
                 Policy(rows_max=rows_max, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
             ),
-            incarnation="bench",
             inbox=self._inbox,
-            publish=self._publish,
-            backlog=lambda: 0,
+            publisher=Publisher("bench", self._publish, lambda: 0),
         )
         self._submitted = 0
         self._tokens = 0

@@ -19,7 +19,7 @@ WITHOUT_MODEL = {
     "broker": ("__main__",),
     "deploy": ("command.cli",),
     # A worker sets things up before MLX is imported, and the scripted one never needs it.
-    "worker": ("__main__", "config", "contract", "fake", "line.service"),
+    "worker": ("__main__", "config", "contract", "fake.__main__", "line.service"),
 }
 
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import System, chat_body, eventually, running_system
-from worker.fake import TOKEN_BYTES
+from worker.fake.engine import TOKEN_BYTES
 
 ANSWER_S_MAX = 0.5
 """Generous for a busy machine; a refusal takes a few milliseconds."""

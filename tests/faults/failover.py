@@ -127,7 +127,7 @@ class Stage:
         flags, module, env = list(FLAGS[self.model]), MODULES[self.model], {}
         if self.stall_timeout_s is not None:
             flags += ["--stall-timeout", str(self.stall_timeout_s)]
-            env[stalling.VARIABLE] = "worker.fake" if self.model == "scripted" else "worker.__main__"
+            env[stalling.VARIABLE] = "worker.fake.__main__" if self.model == "scripted" else "worker.__main__"
             module = stalling.__name__
         worker = self.system.start_worker(*flags, module=module, env=env, endpoint=self.endpoint)
         eventually(lambda: worker.pid in self.pids("ready"), within_s=90, what="the worker is ready")

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from tests.system import chat_body, eventually, sse_documents
-from worker.fake import WORDS
+from worker.fake.engine import WORDS
 
 ANSWER_S_MAX = 120.0
 PAUSE_S_MIN = 0.1

@@ -268,7 +268,7 @@ def test_a_worker_of_another_protocol_version_is_turned_away(tmp_path: Path) -> 
         script = (
             "import sys, protocol.messages as m; m.PROTOCOL_VERSION = 999;"
             "import worker.line.service as s; s.PROTOCOL_VERSION = 999;"
-            "import worker.fake as f; sys.argv[1:1] = ['--endpoint']; raise SystemExit(f.main())"
+            "import worker.fake.__main__ as f; sys.argv[1:1] = ['--endpoint']; raise SystemExit(f.main())"
         )
         worker = subprocess.run(
             [sys.executable, "-c", script, system.endpoint],

@@ -18,7 +18,7 @@ from protocol import settings, sizes
 from protocol.settings import EXIT_CONFIGURATION, SettingsError
 from protocol.sizes import Size
 from worker.config import WorkerSettings
-from worker.fake import FakeSettings
+from worker.fake.config import FakeSettings
 
 
 class Trains(Struct, frozen=True, kw_only=True):

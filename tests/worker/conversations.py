@@ -26,10 +26,11 @@ from worker.contract import Draw, Model, Prepared
 from worker.prefixes.index import PrefixIndex
 from worker.preload import preload_openblas
 from worker.schedule import sharing
-from worker.schedule import store as reuse
 from worker.schedule.commands import Submit
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
+from worker.schedule.store import Store
 
 TURNS = 18
 PROMPT_TOKENS_MAX = 130
@@ -55,7 +56,7 @@ def small_steps() -> Iterator[None]:
             sharing, REUSED_TOKENS_MIN=2, AWAITED_TOKENS_MIN=8, CUT_NEAR=2, SHORT_TOKENS_MAX=4
         ),
         mock.patch.multiple(sharing, LONG_TOKENS=64),
-        mock.patch.multiple(reuse, BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8),
+        mock.patch.multiple("worker.schedule.store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8),
     ):
         yield
 
@@ -64,15 +65,13 @@ def converse(model: Model, rng: random.Random) -> list[Turn]:
     """Play some conversations, most of them greedy turns; sampled ones only lend their prefixes."""
     assert model.engine.shape is not None
     inbox, said = Inbox(), list[Message]()
-    store = reuse.Store(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
+    store = Store(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
     policy = Policy(rows_max=rng.randint(1, 5), prefill_tokens=rng.choice((16, 64)))
     loop = Loop(
         model=model,
         scheduler=Scheduler(policy, store.index),
-        incarnation="w",
         inbox=inbox,  # type: ignore[arg-type]
-        publish=said.append,
-        backlog=lambda: 0,
+        publisher=Publisher("w", said.append, lambda: 0),
         store=store,
     )
     known: list[tuple[int, ...]] = [()]

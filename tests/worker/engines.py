@@ -11,10 +11,11 @@ from protocol.messages import Events, Failed, Finished, Message
 from protocol.parts import Capabilities, Delta
 from worker.contract import Blob, Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Shape, Step
 from worker.prefixes.index import PrefixIndex
+from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Drop, Stop, Submit
-from worker.schedule.company import Company
 from worker.schedule.failures import PROBE
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
 from worker.schedule.store import Store
 
@@ -288,11 +289,9 @@ class House:
                 self.store.index if self.store else None,
             ),
             store=self.store,
-            incarnation=INCARNATION,
             inbox=self.inbox,  # type: ignore[arg-type]
-            publish=self._publish,
-            backlog=lambda: self.backlog(),
-            company=Company(self.admission_window_s),
+            publisher=Publisher(INCARNATION, self._publish, lambda: self.backlog()),
+            admission=AdmissionWindow(self.admission_window_s),
             clock=lambda: self.now,
         )
 

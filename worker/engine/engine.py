@@ -29,6 +29,7 @@ from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import can_decode_together, can_prefill_together, restorable_shape
 from worker.engine.group import Group, Member
 from worker.engine.sampling.sampler import Row, Sampled
+from worker.engine.trees import arrays_of
 
 TOKENS_PER_CLEAR = 256
 """How deep the rows advance before buffers that are kept for reuse are given back to the system."""
@@ -91,9 +92,7 @@ class BatchEngine:
         source, place = self._source(row)
         columns = [stored.columns_of(source, place, first, last) for first, last in runs]
         state = stored.states_of(source, place) if states else None
-        mx.eval(
-            [stored.arrays_of(held.layers) for held, _ in columns], stored.arrays_of(state and state.layers)
-        )
+        mx.eval([arrays_of(held.layers) for held, _ in columns], arrays_of(state and state.layers))
         cuts = [Cut(held, held.nbytes, whole_from) for held, whole_from in columns]
         return cuts, None if state is None else Cut(state, state.nbytes)
 
@@ -114,6 +113,7 @@ class BatchEngine:
 
     def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
         """See `contract.Engine`."""
+        assert isinstance(payload, stored.Columns | stored.States), "of a cut"
         return packing.pack(payload)
 
     def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
@@ -133,7 +133,7 @@ class BatchEngine:
         tokens: dict[str, int] = {}
         likelihoods: dict[str, Likelihood] = {}
         for pass_ in unread:
-            drawn = pass_.sampled.tokens.tolist()
+            drawn: Any = pass_.sampled.tokens.tolist()
             for member, token in zip(pass_.members, drawn, strict=True):
                 if not member.dropped:
                     tokens[member.name] = token
@@ -166,7 +166,8 @@ class BatchEngine:
     def cache_bytes(self) -> int:
         """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
-        return sum(cache.nbytes for caches in rows for cache in caches) + sum(g.nbytes for g in self._groups)
+        own: int = sum(cache.nbytes for caches in rows for cache in caches)
+        return own + sum(group.nbytes for group in self._groups)
 
     def row_bytes(self, tokens: int) -> int:
         """See `contract.Engine`."""

@@ -85,7 +85,7 @@ class Group:
             order = self._batch.reseat(leaving, [m.caches for m in joining], [m.length - 1 for m in joining])
         everybody = [*self.members, *joining]
         tokens = [self._tokens, *(member.token for member in joining if member.token is not None)]
-        self._tokens = mx.concatenate(tokens)[mx.array(order, mx.int32)] if order else tokens[0][:0]
+        self._tokens = mx.concatenate(tokens)[mx.array(list(order), mx.int32)] if order else tokens[0][:0]
         self.members = [everybody[row] for row in order]
         for member in joining:
             member.token, member.caches = None, []

@@ -11,10 +11,11 @@ from worker.contract import Loader, Model
 from worker.line.introduction import policy_of, ready
 from worker.line.outbox import Outbox
 from worker.line.pool import PreparerPool
+from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Stop
-from worker.schedule.company import Company
 from worker.schedule.counters import Counters
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.store import Limits, open_store
 
@@ -91,10 +92,8 @@ class ModelThread:
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),
             store=store,
-            incarnation=self._incarnation,
             inbox=self.inbox,
-            publish=self._outbox.put,
-            backlog=self._outbox.depth,
-            company=Company(settings.admission_window_s),
+            publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
+            admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
         )

@@ -1,1 +1,1 @@
-"""What a model is, how it is loaded, and how requests are put before it."""
+"""What a model is, whether it fits, how it is loaded, and how requests are put before it."""

@@ -21,7 +21,7 @@ from worker.models.fingerprint import fingerprint
 from worker.models.source import find_folder, weight_files
 
 if TYPE_CHECKING:
-    from worker.engine.memory import Budget
+    from worker.models.memory import Budget
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class ModelLoader:
         prepare_device(budget)
         model, reason = self._attempt(folder, config, progress)
         if model is None:
-            from worker.engine import memory
+            from worker.models import memory
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
@@ -87,7 +87,7 @@ class ModelLoader:
     def _budget(self, weight_bytes: int) -> Budget:
         """What the process may take. Raises `ModelError` if the machine can never hold the weights, and
         `NoRoomError` if it cannot just now."""
-        from worker.engine.memory import await_room, look
+        from worker.models.memory import await_room, look
 
         limit = self._memory_limit_bytes
         most = self._within_share(look().total if limit is None else limit)
@@ -104,7 +104,7 @@ class ModelLoader:
 
     def _within_share(self, limit: int) -> Budget:
         """What it may take of so many bytes that there are."""
-        from worker.engine.memory import Budget
+        from worker.models.memory import Budget
 
         return Budget(min(limit, self._memory_budget or limit), self._memory_headroom)
 
@@ -133,11 +133,12 @@ class ModelLoader:
 def load_weights(folder: Path, progress: Progress) -> Any:
     """Upstream's model with its parameters in memory: an `mlx.nn.Module`. Raises one of many errors."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten
     from mlx_lm.utils import load_model
 
+    from worker.engine.trees import arrays_of
+
     network, _ = load_model(folder, lazy=True)
-    parameters = [parameter for _, parameter in tree_flatten(network.parameters())]
+    parameters = list(arrays_of(network.parameters()).values())
     total = sum(parameter.nbytes for parameter in parameters)
     progress(0, total)
     done = evaluated = 0
@@ -174,7 +175,7 @@ def prepare_device(budget: Budget) -> None:
     """Settings of MLX that hold for the whole process."""
     import mlx.core as mx
 
-    from worker.engine import memory
+    from worker.models import memory
 
     memory.apply(budget)
     if mx.default_device() == mx.cpu:

@@ -1,52 +1,25 @@
-"""From a request to the tokens the model is given: chat template, tokenizer, defaults, limits.
+"""From a request to the tokens the model is given: rendering, tokenizer, defaults, limits.
 
 A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here runs an MLX operation.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import jinja2
 import msgspec
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Capabilities, Sampling
+from protocol.parts import Sampling
 from worker.contract import Draw, Prepared
-from worker.models.boundaries import Messages, Prompt, find_boundaries
-
-Render = Callable[..., Any]
-
-_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
-
-TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    AssertionError,
-    NotImplementedError,
-    RecursionError,
-)
-"""What a template raises on messages it was not written for: its own complaints, and Python's. Upstream's own
-renderers assert."""
-
-_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
-    "documents"
-}
-"""What a client must not set beside its messages; `chat_template` would be a template of its own."""
+from worker.models.boundaries import Prompt, find_boundaries
+from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, template_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +62,8 @@ def read_defaults(folder: Path) -> Draw:
 
 def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
     """A tokenizer for one thread. `end_tokens`: those of the model's configuration; its own are added."""
-    return load_tokenizer(folder, eos_token_ids=list(end_tokens))
-
-
-def template_of(tokenizer: TokenizerWrapper) -> Render | None:
-    """How messages are rendered; None: the model has no chat template.
-
-    Upstream's own renderers, Python modules for a few models, sit in the wrapper. Everything else is rendered
-    by the tokenizer itself: the wrapper would switch thinking on where the template leaves it off.
-    """
-    inner: PreTrainedTokenizerBase = tokenizer._tokenizer
-    if not tokenizer.has_chat_template:
-        return None
-    upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
-    renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
-    return renderer
+    tokenizer: TokenizerWrapper = load_tokenizer(folder, eos_token_ids=list(end_tokens))
+    return tokenizer
 
 
 class TextPreparer:
@@ -153,7 +113,7 @@ class TextPreparer:
         return find_boundaries(
             prompt,
             request.messages,
-            lambda messages: _attempt(template, messages, request.tools, request.template_kwargs),
+            lambda messages: attempt(template, messages, request.tools, request.template_kwargs),
             with_tools=bool(request.tools),
         )
 
@@ -175,7 +135,7 @@ class TextPreparer:
                 "This model has no chat template and takes no messages; use /v1/completions with a prompt.",
                 param="messages",
             )
-        if reserved := sorted(_RESERVED & request.template_kwargs.keys()):
+        if reserved := sorted(RESERVED & request.template_kwargs.keys()):
             raise RequestError(
                 Code.INVALID_REQUEST,
                 f"The chat template takes no argument {reserved[0]!r}.",
@@ -240,62 +200,3 @@ def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
         return {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     except NotImplementedError:
         return {}
-
-
-def render(
-    template: Render,
-    messages: Messages,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    options: Mapping[str, Any] = _NO_OPTIONS,
-) -> str:
-    """The conversation as text, up to where the model's turn begins. Raises one of `TEMPLATE_ERRORS`."""
-    return str(
-        template(list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True, **options)
-    )
-
-
-# --- what a template can do, found by trying -----------------------------------------------------------
-
-_SYSTEM = {"role": "system", "content": "first-instruction"}
-_USER = {"role": "user", "content": "first-question"}
-_ANSWER = {"role": "assistant", "content": "first-answer"}
-_LATE_SYSTEM = {"role": "system", "content": "late-instruction"}
-_LATE_USER = {"role": "user", "content": "late-question"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "A probe.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-
-
-def probe(tokenizer: TokenizerWrapper) -> Capabilities:
-    """What the model's chat template makes of late system messages, tools and thinking."""
-    template = template_of(tokenizer)
-    if template is None:
-        return Capabilities()
-    plain = _attempt(template, [_USER])
-    thinking, silent = (_attempt(template, [_USER], options={"enable_thinking": on}) for on in (True, False))
-    late = _attempt(template, [_SYSTEM, _USER, _ANSWER, _LATE_SYSTEM, _LATE_USER])
-    return Capabilities(
-        tools="probe_tool" in _attempt(template, [_USER], [_TOOL]),
-        thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
-        system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
-    )
-
-
-def _attempt(
-    template: Render, messages: Messages, tools: Any = None, options: Mapping[str, Any] = _NO_OPTIONS
-) -> str:
-    """The rendering, empty where the template refuses."""
-    try:
-        return render(template, messages, tools, options)
-    except TEMPLATE_ERRORS:
-        return ""
-
-
-def _in_order(text: str, *parts: str) -> bool:
-    places = [text.find(part) for part in parts]
-    return -1 not in places and places == sorted(places)

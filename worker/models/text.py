@@ -12,7 +12,8 @@ from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
-from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, probe, read_defaults
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, read_defaults
+from worker.models.template import probe
 from worker.output.text import TextPipeline, Vocabulary
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -55,7 +55,8 @@ class Vocabulary:
             self._is_known = range(len(tokenizer)).__contains__
             self._special = frozenset(tokenizer.all_special_ids)
             to_token = tokenizer.get_vocab().get
-            self._piece = tokenizer.convert_ids_to_tokens
+            piece_of: Any = tokenizer.convert_ids_to_tokens  # one piece for one token, a list for a list
+            self._piece = piece_of
             self._join = tokenizer.convert_tokens_to_string
             self._byte_of = getattr(tokenizer, "byte_decoder", {})
         named = (to_token(f"<0x{byte:02X}>") for byte in range(256))

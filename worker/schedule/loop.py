@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.errors import KINDS, Code, RequestError
-from protocol.messages import CacheCleared, Events, Failed, Finished, Message, Reused
+from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Reuse
 from worker.contract import Model, Prepared, Step
+from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
-from worker.schedule.company import Company
 from worker.schedule.counters import TOLD_EVERY_S, Counters
 from worker.schedule.failures import Failures
+from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Chunk, Group, Phase, Row
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.store import Store
@@ -36,15 +36,13 @@ _BACKPRESSURE_WAIT_S = 0.05
 
 @dataclass(slots=True)
 class Loop:
-    """One worker's rows. `publish` hands a message to the I/O thread, `backlog` says how many it holds."""
+    """One worker's rows."""
 
     model: Model
     scheduler: Scheduler
-    incarnation: str
     inbox: queue.SimpleQueue[Command]
-    publish: Callable[[Message], None]
-    backlog: Callable[[], int]
-    company: Company = field(default_factory=lambda: Company(0.0))
+    publisher: Publisher
+    admission: AdmissionWindow = field(default_factory=lambda: AdmissionWindow(0.0))
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
@@ -55,7 +53,7 @@ class Loop:
     def run(self) -> None:
         """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
         while self._take_commands():
-            if self.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
+            if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
                 self._step()
 
     # --- commands ---
@@ -63,7 +61,7 @@ class Loop:
     def _take_commands(self) -> bool:
         """Take all there are; wait for one when there is nothing else to do. False: stop."""
         was_idle = not len(self.scheduler)
-        is_clogged = self.backlog() >= OUTBOX_MESSAGES_MAX
+        is_clogged = self.publisher.backlog() >= OUTBOX_MESSAGES_MAX
         wait_s = None if was_idle else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
         window_ends: float | None = None
         while True:
@@ -76,7 +74,7 @@ class Loop:
             wait_s = 0.0
             if was_idle and len(self.scheduler) and not self.scheduler.is_full:
                 now = self.clock()
-                window_ends = window_ends or now + self.company.window(now)
+                window_ends = window_ends or now + self.admission.open(now)
                 wait_s = max(0.0, window_ends - now)
         if is_clogged:
             self.scheduler.lap(self.clock(), decoded=None)
@@ -107,9 +105,7 @@ class Loop:
                 self.store.written(digest, file_bytes)
             case Clear(id):
                 ram, disk = self.store.clear() if self.store else (0, 0)
-                self.publish(
-                    CacheCleared(incarnation=self.incarnation, id=id, ram_bytes=ram, disk_bytes=disk)
-                )
+                self.publisher.cleared(id, ram, disk)
 
     def _submit(self, request: Prepared) -> None:
         if self.scheduler.get(request.id) is not None:
@@ -117,17 +113,17 @@ class Loop:
             log.warning("%s: is here already", request.id)
             return
         now = self.clock()
-        self.company.came(now)
+        self.admission.arrived(now)
         try:
             pipeline = self.model.open_pipeline(request)
             row = self.scheduler.add(request, now)
             answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
             ended = answer.replay()
         except RequestError as error:
-            self._publish_failure(request.id, error.code, error.message, error.param)
+            self.publisher.failed(request.id, error)
         except Exception as error:  # the request boundary: its fault, its failure
             log.exception("%s: no output pipeline", request.id)
-            self._fail_row(request.id, Code.ENGINE_ERROR, _wording(error))
+            self._fail_row(request.id, _engine_error(error))
         else:
             if ended is not None:
                 self._finish(request.id, ended)
@@ -149,7 +145,7 @@ class Loop:
     def _step(self) -> None:
         began = self.clock()
         for row in self.scheduler.overdue(began):
-            self._fail_row(row.id, Code.DEADLINE_EXCEEDED, KINDS[Code.DEADLINE_EXCEEDED].wording)
+            self._fail_row(row.id, RequestError(Code.DEADLINE_EXCEEDED))
         if decodes := self.scheduler.decodes:
             self._decode()
         else:
@@ -196,13 +192,13 @@ class Loop:
                 delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", id)
-                self._fail_row(id, Code.ENGINE_ERROR, _wording(error))
+                self._fail_row(id, _engine_error(error))
                 continue
             deltas.append(delta)
             if reason is not None:
                 ended.append((id, reason))
         if deltas:
-            self.publish(Events(incarnation=self.incarnation, deltas=deltas))
+            self.publisher.events(deltas)
         for id, reason in ended:
             self._finish(id, reason)
 
@@ -249,7 +245,7 @@ class Loop:
         # Copies are told with the row that runs for them: what they take from it was computed once.
         for told in (row, *chunk.copies):
             told.reuse = reuse
-            self.publish(Reused(incarnation=self.incarnation, id=told.id, reuse=reuse))
+            self.publisher.reused(told.id, reuse)
 
     def _retry_apart(self, group: Group, error: Exception) -> None:
         if len(group) == 1:
@@ -282,28 +278,17 @@ class Loop:
     def _finish(self, id: str, reason: str) -> None:
         answer = self._answers[id]
         self._leave(id)
-        self.publish(
-            Finished(
-                incarnation=self.incarnation,
-                id=id,
-                reason=reason,
-                usage=answer.usage(),
-                timings=answer.timings(self.clock()),
-            )
-        )
+        self.publisher.finished(answer, reason, self.clock())
 
-    def _fail_row(self, id: str, code: Code, message: str) -> None:
+    def _fail_row(self, id: str, error: RequestError) -> None:
         self._leave(id, keeps=False)
-        self._publish_failure(id, code, message)
-
-    def _publish_failure(self, id: str, code: Code, message: str, param: str | None = None) -> None:
-        self.publish(Failed(incarnation=self.incarnation, id=id, code=code, message=message, param=param))
+        self.publisher.failed(id, error)
 
     def _fail_step(self, error: Exception) -> None:
         log.error("step failed", exc_info=error)
         for row in self.scheduler:
             if row.phase is Phase.DECODE:
-                self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
+                self._fail_row(row.id, _engine_error(error))
         self.model.engine.reset()
         self.scheduler.rewind()
         self.scheduler.lap(self.clock(), decoded=None)
@@ -311,7 +296,7 @@ class Loop:
 
     def _fail_prefill(self, row: Row, error: Exception) -> None:
         """The prompt's fault, unless the engine cannot prefill anything else either."""
-        self._fail_row(row.id, Code.ENGINE_ERROR, _wording(error))
+        self._fail_row(row.id, _engine_error(error))
         self._failures.probe(self.model.engine)
 
     def _count_rows(self) -> None:
@@ -330,5 +315,6 @@ class Loop:
             self.counters.prefix = self.store.status() if self.store else None
 
 
-def _wording(error: Exception) -> str:
-    return f"The model failed on this request ({type(error).__name__})."
+def _engine_error(error: Exception) -> RequestError:
+    wording = f"The model failed on this request ({type(error).__name__})."
+    return RequestError(Code.ENGINE_ERROR, wording)

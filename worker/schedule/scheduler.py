@@ -12,19 +12,18 @@ little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches, a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from protocol.errors import Code, RequestError
 from worker.contract import Prepared
-from worker.prefixes.index import Match, PrefixIndex
+from worker.prefixes.index import PrefixIndex
+from worker.schedule.groups import form_groups, is_short, leads_of
 from worker.schedule.ledger import Ledger
 from worker.schedule.pace import Budget, Pace, Work
-from worker.schedule.rows import Chunk, Group, Phase, Plan, Row, work_of
-from worker.schedule.sharing import SHORT_TOKENS_MAX, Sharing
+from worker.schedule.rows import Group, Phase, Plan, Row, work_of
+from worker.schedule.sharing import Sharing
 
-PADDING_MAX = 0.25
-"""The most of a call with several rows that may be padding."""
 AHEAD_MAX = 7
 _SETTLING_STEPS = 2
 
@@ -230,7 +229,7 @@ class Scheduler:
             if row.prefilled:
                 continue
             free -= self._ledger.needs(row.length) - row.bytes + self._ledger.block_bytes
-            if len(behind) == room or free < 0 or row.family != row.order[1] or not _is_short(row, None):
+            if len(behind) == room or free < 0 or row.family != row.order[1] or not is_short(row, None):
                 break
             behind.append(row)
         return behind
@@ -241,69 +240,19 @@ class Scheduler:
         return last if last.order > first.order else None
 
     def _fill(self, line: list[Row], behind: list[Row], budget: Budget) -> list[Group]:
-        """The groups of one plan. Rows of `line` that get a chunk are admitted."""
-        # Of a family one row leads and the others wait for it.
-        leads: dict[int, Row] = {}
-        for row in line:
-            lead = leads.setdefault(row.family, row)
-            if row.prefilled > lead.prefilled:
-                leads[row.family] = row
-        first = dict.fromkeys(leads[row.family] for row in line)
-        heads = self._ready([*first, *(row for row in behind if row.family not in leads)])
-        groups: list[Group] = []
-        while heads:
-            head = next(iter(heads))
-            if head not in first:
-                break
-            match = heads.pop(head)
-            begin = match.length if match else head.prefilled
-            left = len(head.tokens) - 1 - begin
-            size = min([budget.cut(left, begin), *(cut - begin for cut in head.cuts if cut > begin)])
-            if left and not size:
-                break
-            group = [self._chunk(head, match, size, line)]
-            if _is_short(head, match):
-                for row in _companions(head, heads, budget):
-                    del heads[row]
-                    group.append(self._chunk(row, None, row.left, line) if row in first else self._ahead(row))
-            budget.spend(work_of(group))
-            groups.append(group)
+        """The groups of one plan. Rows that get a chunk are admitted, those of `behind` to run ahead."""
+        leads = leads_of(line)
+        heads = [*leads.values(), *(row for row in behind if row.family not in leads)]
+        begun = [row for row in self._of(Phase.PREFILL) if row.prefilled]
+        ready = self._sharing.ready(heads, begun) if self._sharing else dict.fromkeys(heads)
+        groups = form_groups(line, ready, budget)
+        for chunk in itertools.chain.from_iterable(groups):
+            for row in (chunk.row, *chunk.copies):
+                phase = Phase.AHEAD if row in behind else Phase.PREFILL
+                if row.phase is not phase:
+                    self._move(row, phase)
+                    self._ledger.reserve(row)
         return groups
-
-    def _ready(self, heads: Iterable[Row]) -> dict[Row, Match | None]:
-        """Those of `heads` that run now, each with the stored prefix it begins with.
-
-        A row that has begun waits for none, and one that has not only for those before it in line and those
-        that have begun: so they never wait in a circle.
-        """
-        if self._sharing is None:
-            return dict.fromkeys(heads)
-        ahead = [row for row in self._in[Phase.PREFILL].values() if row.prefilled]
-        ready: dict[Row, Match | None] = {}
-        for row in heads:
-            if row.prefilled:
-                ready[row] = None
-            elif not self._sharing.awaits(row, ahead):
-                ready[row] = self._sharing.find(row)
-            ahead.append(row)
-        return ready
-
-    def _chunk(self, row: Row, match: Match | None, size: int, line: list[Row]) -> Chunk:
-        begin = match.length if match else row.prefilled
-        last = begin + size == len(row.tokens) - 1
-        copies = tuple(other for other in line if last and other.family == row.family and other is not row)
-        for joining in (row, *copies):
-            if joining.phase is not Phase.PREFILL:
-                self._move(joining, Phase.PREFILL)
-                self._ledger.reserve(joining)
-        return Chunk(row, row.tokens[begin : begin + size], last, copies, match)
-
-    def _ahead(self, row: Row) -> Chunk:
-        """All of its prompt, and no place yet."""
-        if row.phase is Phase.WAITING:
-            self._move(row, Phase.AHEAD)
-            self._ledger.reserve(row)
-        return Chunk(row, row.tokens[:-1], last=False)
 
     # --- bytes ---
 
@@ -343,25 +292,6 @@ class Scheduler:
         del self._in[row.phase][row.id]
         row.phase = phase
         self._in[phase][row.id] = row
-
-
-def _companions(head: Row, others: Mapping[Row, Match | None], budget: Budget) -> list[Row]:
-    """Short prompts near enough in length to run in one call with `head`. None, if that one is cut."""
-    found: list[Row] = []
-    real, width = head.left, head.left
-    for row, match in others.items():
-        if not _is_short(row, match):
-            continue
-        widest, rows = max(width, row.left), 2 + len(found)
-        padding = 1 - (real + row.left) / (widest * rows)
-        if padding < PADDING_MAX and budget.holds(Work.call(rows, widest, 0)):
-            found.append(row)
-            real, width = real + row.left, widest
-    return found
-
-
-def _is_short(row: Row, match: Match | None) -> bool:
-    return match is None and not row.cuts and row.prefilled == 0 and 0 < row.left <= SHORT_TOKENS_MAX
 
 
 def _order(row: Row) -> tuple[int, int]:

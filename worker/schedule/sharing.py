@@ -51,17 +51,33 @@ class Sharing:
         for pair in [pair for pair in self._common if row.id in pair]:
             del self._common[pair]
 
-    def find(self, row: Row) -> Match | None:
-        """The stored prefix that a row without caches can begin with. None: none that is worth it."""
-        match = self._look_up(row)
-        return match if match.length >= REUSED_TOKENS_MIN else None
-
     def miss(self, row: Row) -> str:
         """Why it was not more."""
         match = self._look_up(row)
         return match.miss if match.length >= REUSED_TOKENS_MIN or not match.length else "short"
 
-    def awaits(self, row: Row, others: Iterable[Row]) -> bool:
+    def ready(self, heads: Iterable[Row], begun: Iterable[Row]) -> dict[Row, Match | None]:
+        """Those of `heads` that need not wait for another row, each with the stored prefix it begins with.
+
+        A row that has begun waits for none, and one that has not only for those before it and those that
+        have `begun`: so they never wait in a circle.
+        """
+        ahead = list(begun)
+        ready: dict[Row, Match | None] = {}
+        for row in heads:
+            if row.prefilled:
+                ready[row] = None
+            elif not self._awaits(row, ahead):
+                ready[row] = self._find(row)
+            ahead.append(row)
+        return ready
+
+    def _find(self, row: Row) -> Match | None:
+        """The stored prefix that a row without caches can begin with. None: none that is worth it."""
+        match = self._look_up(row)
+        return match if match.length >= REUSED_TOKENS_MIN else None
+
+    def _awaits(self, row: Row, others: Iterable[Row]) -> bool:
         """Whether one of `others`, which run before it, will soon have stored much more of it than there is.
 
         Where that needs a state of the other one, it is told to store it there.

@@ -35,7 +35,7 @@ from protocol.messages import (
 from protocol.parts import Sampling
 from protocol.settings import EXIT_CONFIGURATION
 from tests.system import Process
-from worker.fake import TOKEN_BYTES
+from worker.fake.engine import TOKEN_BYTES
 from worker.line.exits import EXIT_NO_ROOM
 from worker.schedule.ledger import BLOCK_TOKENS
 

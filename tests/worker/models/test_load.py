@@ -18,11 +18,10 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, NoRoomError
-from worker.engine import memory
-from worker.engine.memory import Memory
-from worker.models import load
+from worker.models import load, memory
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.models.load import ModelLoader
+from worker.models.memory import Memory
 
 NAMES = ("dense", "hybrid", "sliding")
 

@@ -18,11 +18,12 @@ from tests.worker.engines import (
     ScriptedPipeline,
     breaking,
 )
-from worker.fake import FakeLoader
+from worker.fake.loader import FakeLoader
 from worker.schedule import loop as loop_module
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
 from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
 
 WAIT_S = 20.0
@@ -488,10 +489,8 @@ class Thread:
         self.loop = Loop(
             model=model,
             scheduler=Scheduler(Policy(rows_max=4, prefill_tokens=16)),
-            incarnation=INCARNATION,
             inbox=self.inbox,
-            publish=published,
-            backlog=lambda: 0,
+            publisher=Publisher(INCARNATION, published, lambda: 0),
         )
         self.thread = threading.Thread(target=self.loop.run)
 

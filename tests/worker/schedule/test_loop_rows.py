@@ -14,7 +14,7 @@ from tests.worker.engines import (
 )
 from worker.contract import Draw
 from worker.schedule import loop as loop_module
-from worker.schedule.company import WINDOW_ALONE_S
+from worker.schedule.admission import WINDOW_ALONE_S
 
 # --- the pace ----------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ def test_one_who_comes_alone_time_and_again_hardly_waits() -> None:
     assert house.inbox.timeouts[1:] == [pytest.approx(WINDOW_ALONE_S)] * 2
 
 
-def test_whoever_had_company_waits_for_it_the_next_time() -> None:
+def test_who_was_joined_by_others_waits_for_them_the_next_time() -> None:
     house = House(admission_window_s=0.005)
     house.submit("alone", 11)
     house.run()

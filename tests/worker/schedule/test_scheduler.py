@@ -9,7 +9,8 @@ import pytest
 from protocol.errors import Code, RequestError
 from worker.contract import Draw, Prepared
 from worker.schedule.rows import Phase, Plan
-from worker.schedule.scheduler import AHEAD_MAX, SHORT_TOKENS_MAX, Policy, Scheduler
+from worker.schedule.scheduler import AHEAD_MAX, Policy, Scheduler
+from worker.schedule.sharing import SHORT_TOKENS_MAX
 
 
 def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> Prepared:

@@ -10,9 +10,11 @@ import pytest
 
 from protocol.errors import RequestError
 from worker.contract import Draw, Prepared
+from worker.schedule.groups import PADDING_MAX
 from worker.schedule.pace import CHUNK_TOKENS_MIN
 from worker.schedule.rows import Chunk, Group, Phase, Plan, Row
-from worker.schedule.scheduler import AHEAD_MAX, PADDING_MAX, SHORT_TOKENS_MAX, Policy, Scheduler
+from worker.schedule.scheduler import AHEAD_MAX, Policy, Scheduler
+from worker.schedule.sharing import SHORT_TOKENS_MAX
 
 SEEDS = 2000
 BATCHES = 20

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from worker.engine.caches.positional import Order, PositionalLayer, is_positional
+from worker.engine.caches.positional import Order, PositionalLayer
 from worker.engine.caches.seats import Seats
+from worker.engine.caches.single import is_positional
+from worker.engine.trees import arrays_of
 
 
 class StateLayer:
@@ -40,7 +41,7 @@ class StateLayer:
             else:
                 self.cache.extend(merged)
         if list(order) != list(range(old + len(joining))):
-            self.cache.filter(mx.array(order, mx.int32))
+            self.cache.filter(mx.array(list(order), mx.int32))
 
     def _replace(self, order: Order, old: int, merged: Any) -> bool:
         """Write the joining rows over those that have left, if that is all there is to do.
@@ -49,7 +50,7 @@ class StateLayer:
         """
         if len(order) != old or any(place != row < old for place, row in enumerate(order)):
             return False
-        mine, theirs = _arrays(self.cache.state), _arrays(merged.state)
+        mine, theirs = arrays_of(self.cache.state), arrays_of(merged.state)
         if mine.keys() != theirs.keys():
             return False
         for place, row in enumerate(order):
@@ -76,10 +77,6 @@ class StateLayer:
     @property
     def nbytes(self) -> int:
         return int(self.cache.nbytes)
-
-
-def _arrays(state: Any) -> dict[str, mx.array]:
-    return {name: leaf for name, leaf in tree_flatten(state) if isinstance(leaf, mx.array)}
 
 
 class CompositeLayer:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from worker.contract import Blob
 from worker.engine.caches.stored import Columns, States
+from worker.engine.trees import arrays_of, leaves_of
 
 _NAMES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "U16": mx.uint16, "U32": mx.uint32, "U64": mx.uint64, "I8": mx.int8,
@@ -22,16 +23,18 @@ _DTYPES = {dtype: name for name, dtype in _NAMES.items()}
 def pack(stored: Columns | States) -> tuple[dict[str, Blob], Any]:
     """The arrays by name, without a copy of their data, and what JSON can hold of the rest."""
     tree = stored.layers
-    leaves = tree_flatten(tree)
-    arrays = {name: leaf for name, leaf in leaves if isinstance(leaf, mx.array)}
-    views = {name: mx.contiguous(leaf).reshape(-1).view(mx.uint8) for name, leaf in arrays.items()}
+    arrays = arrays_of(tree)
+    # Any: an array lends its bytes, which the stubs do not say.
+    views: dict[str, Any] = {
+        name: mx.contiguous(leaf).reshape(-1).view(mx.uint8) for name, leaf in arrays.items()
+    }
     mx.eval(views)
     blobs = {
         name: Blob(_DTYPES[leaf.dtype], tuple(leaf.shape), memoryview(views[name]))
         for name, leaf in arrays.items()
     }
     kind = "columns" if isinstance(stored, Columns) else "states"
-    others = [(name, leaf) for name, leaf in leaves if name not in arrays]
+    others = [(name, leaf) for name, leaf in leaves_of(tree) if name not in arrays]
     return blobs, {"kind": kind, "others": others}
 
 
@@ -48,5 +51,5 @@ def unpack(blobs: Mapping[str, Blob], rest: Any) -> Columns | States:
 
 
 def _array(blob: Blob) -> mx.array:
-    flat = mx.array(memoryview(blob.data).cast("B"))
-    return flat.view(_NAMES[blob.dtype]).reshape(blob.shape)
+    lent: Any = memoryview(blob.data).cast("B")
+    return mx.array(lent).view(_NAMES[blob.dtype]).reshape(blob.shape)

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from worker.engine.caches import grouping
 from worker.engine.caches.seats import Seats
+from worker.engine.caches.single import fill, temporal
 
 Order = Sequence[int]
 """Which row comes to sit at each place: the number of an old row; joining ones are counted on from these."""
@@ -259,42 +260,3 @@ class PositionalLayer:
         for column, place, count in self._runs(first, self._seats.column):
             part = leaf[:, :, column - first : column - first + count]
             self._leaves[index][rows, :, place : place + count] = part
-
-
-def is_positional(like: Any) -> bool:
-    """Whether a single row's cache keeps something for each token, in columns that are all alike."""
-    # Some keep their first tokens whatever the window, or tell the model where they start as one number.
-    return (
-        hasattr(like, "update_and_fetch")
-        and hasattr(like, "keys_and_values")
-        and not hasattr(like, "start_position")
-        and not getattr(like, "keep", 0)
-    )
-
-
-def temporal(row: Any) -> list[mx.array]:
-    """The leaves of a single row's cache, oldest token first; none if it is empty."""
-    if row.empty():
-        return []
-    keys, values = row.keys_and_values()
-    leaves = [*keys, *values] if isinstance(keys, tuple) else [keys, values]
-    next_place = row.state[-1] if hasattr(row, "max_size") else None
-    if next_place is None or next_place >= leaves[0].shape[2]:
-        return leaves
-    return [mx.concatenate([leaf[:, :, next_place:], leaf[:, :, :next_place]], axis=2) for leaf in leaves]
-
-
-def fill(fresh: Any, leaves: Sequence[mx.array], length: int) -> None:
-    """Put a row of `length` tokens into an empty cache. `leaves`: of all of them, or of what its window sees
-    of them before the next token, oldest first; nobody else may write to them."""
-    if not leaves or not length:
-        return
-    parts, window = list(leaves), getattr(fresh, "max_size", None)
-    _, _, _, *rest = fresh.state
-    if window is not None:
-        if length >= window:
-            # Upstream's is as wide as the window; its oldest column is written over before it is looked at.
-            parts = [mx.concatenate([part[:, :, :1], part], axis=2) for part in parts]
-        rest[-1] = parts[0].shape[2]
-    pair = (tuple(parts[:3]), tuple(parts[3:])) if len(parts) > 2 else (parts[0], parts[1])
-    fresh.state = (*pair, length, *rest)

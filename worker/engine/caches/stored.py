@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from worker.contract import Piece, Shape
 from worker.engine.caches.batch import Batch, RowCaches, leaf_caches
-from worker.engine.caches.positional import fill, is_positional, temporal
+from worker.engine.caches.single import fill, is_positional, temporal
+from worker.engine.trees import arrays_of
 
 Leaves = tuple[mx.array, ...]
 
@@ -43,7 +44,7 @@ class States:
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in arrays_of(self.layers))
+        return sum(leaf.nbytes for leaf in arrays_of(self.layers).values())
 
 
 def shape_of(caches: RowCaches) -> Shape:
@@ -58,6 +59,7 @@ def shape_of(caches: RowCaches) -> Shape:
 def columns_of(source: RowCaches | Batch, row: int, first: int, last: int) -> tuple[Columns, int]:
     """A copy of the columns of positions `first` to before `last`, lazily, and from which one on they are all
     there. `row`: of a batch."""
+    found: Sequence[Sequence[mx.array]]
     if isinstance(source, Batch):
         found = source.columns(row, first, last)
     else:
@@ -76,19 +78,19 @@ def states_of(source: RowCaches | Batch, row: int) -> States:
     return States(tuple(tree_map(_copied, state) for state in found))
 
 
-def arrays_of(tree: Any) -> list[mx.array]:
-    """The arrays of a tree of lists, tuples and dictionaries."""
-    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
+def rebuild(fresh: RowCaches, pieces: Sequence[Piece], states: object | None) -> None:
+    """Make `fresh`, empty caches of a single row, stand where the last of `pieces` ends.
 
-
-def rebuild(fresh: RowCaches, pieces: Sequence[Piece], states: States | None) -> None:
-    """Make `fresh`, empty caches of a single row, stand where the last of `pieces` ends."""
+    Raises `ValueError` for payloads that are no columns, or no states.
+    """
+    if not isinstance(states, States | None):
+        raise ValueError(f"no states: {type(states).__name__}")
     length = pieces[-1].first + pieces[-1].count
     parts = list(leaf_caches(fresh))
     for index, part in enumerate(part for part in parts if is_positional(part)):
         wanted = length if (window := getattr(part, "max_size", None)) is None else min(length, window - 1)
         runs = list(_runs(pieces, index, length - wanted))
-        fill(part, [mx.concatenate(run, axis=2) for run in zip(*runs, strict=True)], length)
+        fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
     others = [part for part in parts if not is_positional(part)]
     for part, state in zip(others, states.layers if states else (), strict=True):
         part.state = tree_map(_copied, state)
@@ -99,6 +101,8 @@ def _runs(pieces: Sequence[Piece], layer: int, start: int) -> Iterator[Leaves]:
     for piece in pieces:
         if piece.first + piece.count <= start:
             continue
+        if not isinstance(piece.payload, Columns):
+            raise ValueError(f"no columns: {type(piece.payload).__name__}")
         leaves = piece.payload.layers[layer]
         begin = piece.last - leaves[0].shape[2]
         stop = max(piece.first + piece.count - begin, 0)

@@ -65,9 +65,9 @@ def restorable_shape(model: nn.Module) -> Shape | None:
         model(mx.array([_LONG[used:]], mx.uint32), cache=again)
         for token in _FOLLOWING:
             first, second = (model(mx.array([[token]], mx.uint32), cache=row) for row in (whole, again))
-            difference = mx.max(mx.abs(first - second)) / (mx.max(first) - mx.min(first))
-            if not difference.item() <= _DIFFERENCE_MAX:
-                log.debug("rows cannot be restored: their logits differ by %.2g", difference.item())
+            difference = _difference(second, first)
+            if not difference <= _DIFFERENCE_MAX:
+                log.debug("rows cannot be restored: their logits differ by %.2g", difference)
                 return None
     except _REFUSALS as error:
         log.debug("rows cannot be restored: %r", error)
@@ -82,6 +82,11 @@ def _alone(model: nn.Module, prompt: Prompt) -> RowCaches:
     return caches
 
 
+def _difference(logits: mx.array, right: mx.array) -> float:
+    """The largest, over the spread of the right ones. May be NaN."""
+    return float(mx.max(mx.abs(logits - right)) / (mx.max(right) - mx.min(right)))
+
+
 def _agree(
     model: nn.Module, prompts: Sequence[Prompt], prefill: Callable[[], list[RowCaches]], ability: str
 ) -> bool:
@@ -94,9 +99,9 @@ def _agree(
             together = model(mx.array([[token]] * len(alone), mx.uint32), cache=batch.caches)
             batch.advance()
             apart = mx.concatenate([model(mx.array([[token]], mx.uint32), cache=row) for row in alone])
-            difference = mx.max(mx.abs(together - apart)) / (mx.max(apart) - mx.min(apart))
-            if not difference.item() <= _DIFFERENCE_MAX:
-                log.debug("rows cannot %s: their logits differ by %.2g", ability, difference.item())
+            difference = _difference(together, apart)
+            if not difference <= _DIFFERENCE_MAX:
+                log.debug("rows cannot %s: their logits differ by %.2g", ability, difference)
                 return False
     except _REFUSALS as error:
         log.debug("rows cannot %s: %r", ability, error)

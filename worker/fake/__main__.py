@@ -1,0 +1,46 @@
+"""`python -m worker.fake`: like `python -m worker`, on the scripted engine."""
+
+from __future__ import annotations
+
+import sys
+
+from protocol import lifeline, logs, settings, sockets
+from worker.config import WorkerSettings
+from worker.fake.config import FakeSettings
+from worker.fake.loader import FakeLoader
+from worker.line.service import Service
+
+
+def main() -> int:
+    """Serve the gateway from scripts until told to stop. The exit status."""
+    about = "A worker with a scripted engine, for tests."
+    configured = settings.read_or_exit(
+        FakeSettings, "worker", sys.argv[1:], {}, program="worker.fake", about=about
+    )
+    logs.setup("fake", "text", configured.log_level)
+    lifeline.follow_parent()
+    loader = FakeLoader(
+        configured.served_name or configured.name,
+        configured.step_ms,
+        configured.load_s,
+        configured.images,
+        configured.broken,
+        configured.crowded,
+        configured.model,
+    )
+    worker_settings = WorkerSettings(
+        endpoint=configured.endpoint,
+        curve_keys=configured.curve_keys,
+        max_running=configured.max_running,
+        cache_limit_bytes=configured.cache_limit_bytes,
+        stall_timeout_s=configured.stall_timeout_s,
+        drain_timeout_s=configured.drain_timeout_s,
+    )
+    try:
+        return Service(loader, worker_settings).run()
+    except sockets.EndpointError as error:
+        settings.exit_with("worker.fake", str(error))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

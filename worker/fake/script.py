@@ -1,0 +1,55 @@
+"""What a prompt asks of the scripted engine: the directions among its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import Code, RequestError
+
+TOKENS_DEFAULT = 32
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Script:
+    """What a prompt asks of the engine, by token number where it has one."""
+
+    tokens: int = TOKENS_DEFAULT
+    slow_ms: float = 0.0
+    prefill_ms: float = 0.0
+    die: int | None = None
+    hang: int | None = None
+    fail: int | None = None
+    oom: bool = False
+    burst: bool = False
+    bad: bool = False
+    text: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Script:
+        """The directions in a prompt. Raises `RequestError` for one that is not known."""
+        fields: dict[str, Any] = {}
+        for word in text.split():
+            if not word.startswith("!"):
+                continue
+            name, _, value = word[1:].partition("=")
+            if name not in _DIRECTIONS:
+                raise RequestError(Code.INVALID_REQUEST, f"unknown direction !{name}", param="messages")
+            field_name, kind = _DIRECTIONS[name]
+            fields[field_name] = kind(value)
+        return cls(**fields)
+
+
+_DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "tokens": ("tokens", int),
+    "slow": ("slow_ms", float),
+    "prefill": ("prefill_ms", float),
+    "die": ("die", int),
+    "hang": ("hang", int),
+    "fail": ("fail", int),
+    "oom": ("oom", lambda value: True),
+    "burst": ("burst", lambda value: True),
+    "bad": ("bad", lambda value: True),
+    "text": ("text", str),
+}

@@ -1,0 +1,84 @@
+"""From a request to tokens, and from tokens to text, where both are whole words."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from worker.contract import Draw, Prepared
+from worker.fake.engine import END, WORDS
+from worker.fake.script import Script
+
+CONTEXT_LENGTH = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class FakePrepared(Prepared):
+    """A request that keeps its script alive: a row may be dropped, and started again."""
+
+    script: Script = field(default_factory=Script)
+
+
+@dataclass(slots=True)
+class FakePreparer:
+    scripts: MutableMapping[str, Script]
+
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
+        text = request.prompt or "\n".join(_texts(request.messages or []))
+        script = Script.read(text)
+        if script.bad:
+            raise ValueError("scripted: cannot be prepared")
+        tokens = tuple(1 + len(word) for word in text.split()) or (1,)
+        if len(tokens) >= CONTEXT_LENGTH:
+            message = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. "
+            message += f"However, your messages resulted in {len(tokens)} tokens."
+            raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+        # What came twice over a bad line is one request: its row follows the script that was here first.
+        script = self.scripts.setdefault(request.id, script)
+        return FakePrepared(
+            id=request.id,
+            tokens=tokens,
+            draw=Draw(
+                seed=request.sampling.seed,
+                temperature=request.sampling.temperature or 0.0,
+                logprobs=request.sampling.logprobs,
+            ),
+            stop=tuple(request.stop),
+            max_tokens=request.max_tokens or CONTEXT_LENGTH - len(tokens),
+            end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            salt=request.cache_salt,
+            pin=request.cache_pin,
+            resume=tuple(request.resume),
+            script=script,
+        )
+
+
+def _texts(messages: list[dict[str, Any]]) -> list[str]:
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        texts += map(str, parts)
+    return texts
+
+
+@dataclass(slots=True)
+class FakePipeline:
+    """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter."""
+
+    text: str | None
+    stopped: bool = False
+
+    def push(self, token: int) -> str:
+        return self.text if self.text is not None else WORDS[(token - 1) % len(WORDS)] + " "
+
+    def flush(self) -> str:
+        return ""
+
+    def spell(self, token: int) -> bytes:
+        return b"" if token == END else self.push(token).encode()

@@ -1,0 +1,108 @@
+"""The chat template: what renders messages, and what it can do, which is found by trying."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jinja2
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
+
+from protocol.parts import Capabilities
+from worker.models.boundaries import Messages
+
+Render = Callable[..., Any]
+
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
+"""What a template raises on messages it was not written for: its own complaints, and Python's. Upstream's own
+renderers assert."""
+
+RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+    "documents"
+}
+"""What a client must not set beside its messages; `chat_template` would be a template of its own."""
+
+_SYSTEM = {"role": "system", "content": "first-instruction"}
+_USER = {"role": "user", "content": "first-question"}
+_ANSWER = {"role": "assistant", "content": "first-answer"}
+_LATE_SYSTEM = {"role": "system", "content": "late-instruction"}
+_LATE_USER = {"role": "user", "content": "late-question"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+def template_of(tokenizer: TokenizerWrapper) -> Render | None:
+    """How messages are rendered; None: the model has no chat template.
+
+    Upstream's own renderers, Python modules for a few models, sit in the wrapper. Everything else is rendered
+    by the tokenizer itself: the wrapper would switch thinking on where the template leaves it off.
+    """
+    inner: PreTrainedTokenizerBase = tokenizer._tokenizer
+    if not tokenizer.has_chat_template:
+        return None
+    upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
+    renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
+    return renderer
+
+
+def render(
+    template: Render,
+    messages: Messages,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] = _NO_OPTIONS,
+) -> str:
+    """The conversation as text, up to where the model's turn begins. Raises one of `TEMPLATE_ERRORS`."""
+    return str(
+        template(list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True, **options)
+    )
+
+
+def attempt(
+    template: Render, messages: Messages, tools: Any = None, options: Mapping[str, Any] = _NO_OPTIONS
+) -> str:
+    """The rendering, empty where the template refuses."""
+    try:
+        return render(template, messages, tools, options)
+    except TEMPLATE_ERRORS:
+        return ""
+
+
+def probe(tokenizer: TokenizerWrapper) -> Capabilities:
+    """What the model's chat template makes of late system messages, tools and thinking."""
+    template = template_of(tokenizer)
+    if template is None:
+        return Capabilities()
+    plain = attempt(template, [_USER])
+    thinking, silent = (attempt(template, [_USER], options={"enable_thinking": on}) for on in (True, False))
+    late = attempt(template, [_SYSTEM, _USER, _ANSWER, _LATE_SYSTEM, _LATE_USER])
+    return Capabilities(
+        tools="probe_tool" in attempt(template, [_USER], [_TOOL]),
+        thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
+        system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
+    )
+
+
+def _in_order(text: str, *parts: str) -> bool:
+    places = [text.find(part) for part in parts]
+    return -1 not in places and places == sorted(places)

@@ -1,0 +1,58 @@
+"""What the gateway hears from the model thread: every message in the name of its incarnation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.errors import RequestError
+from protocol.messages import CacheCleared, Events, Failed, Finished, Message, Reused
+from protocol.parts import Delta, Reuse
+from worker.schedule.answer import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """`publish` hands a message to the I/O thread, `backlog` says how many it holds."""
+
+    incarnation: str
+    publish: Callable[[Message], None]
+    backlog: Callable[[], int]
+
+    def reused(self, id: str, reuse: Reuse) -> None:
+        """How much of its prompt a request did not have to compute."""
+        self.publish(Reused(incarnation=self.incarnation, id=id, reuse=reuse))
+
+    def events(self, deltas: list[Delta]) -> None:
+        """What one step has brought."""
+        self.publish(Events(incarnation=self.incarnation, deltas=deltas))
+
+    def finished(self, answer: Answer, reason: str, now: float) -> None:
+        """An answer is whole."""
+        self.publish(
+            Finished(
+                incarnation=self.incarnation,
+                id=answer.row.id,
+                reason=reason,
+                usage=answer.usage(),
+                timings=answer.timings(now),
+            )
+        )
+
+    def failed(self, id: str, error: RequestError) -> None:
+        """A request has ended otherwise."""
+        self.publish(
+            Failed(
+                incarnation=self.incarnation,
+                id=id,
+                code=error.code,
+                message=error.message,
+                param=error.param,
+            )
+        )
+
+    def cleared(self, id: str, ram_bytes: int, disk_bytes: int) -> None:
+        """So much was given back by the `Clear` of this id."""
+        self.publish(
+            CacheCleared(incarnation=self.incarnation, id=id, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
+        )
