@@ -15,6 +15,7 @@ import typer
 
 from deploy.serving import serve as serving
 from deploy.supervisor import control
+from deploy.supervisor.reloading import Order
 from deploy.supervisor.supervisor import Supervisor
 from deploy.units import launchd, service, systemd
 from protocol import logs, settings, sockets
@@ -98,7 +99,7 @@ def reload(
     program = "roundhouse reload"
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        order = control.Order(model, swap_for and _from_here(swap_for))
+        order = Order(model, swap_for and _from_here(swap_for))
         done, text = _order_reload(control.path_for(serving.port(flags, os.environ)), order)
     except (
         settings.SettingsError,
@@ -117,11 +118,11 @@ def _from_here(model: str) -> str:
     return str(folder_of(model).resolve()) if folder_of(model).exists() else model
 
 
-def _order_reload(path: Path, order: control.Order) -> tuple[bool, str]:
+def _order_reload(path: Path, order: Order) -> tuple[bool, str]:
     try:
         return control.order(path, order)
     except control.NobodyListensError:
-        if order == control.Order() and (names := service.reload(_manager())):
+        if order == Order() and (names := service.reload(_manager())):
             return True, f"restarted {', '.join(names)}"
         raise
 

@@ -11,7 +11,6 @@ max_running = 8                              # and whatever else can be set for 
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,10 @@ from typing import Any
 
 import msgspec
 import psutil
-from msgspec import Struct
 
-from protocol.naming import POCKET, folder_of, is_folder, name_of
+from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.models import ServedModel
+from protocol.naming import POCKET, folder_of, name_of
 from protocol.settings import SettingsError
 from protocol.sizes import spell
 
@@ -31,22 +31,6 @@ BUDGET_SHARE = 0.7
 
 _NAME = re.compile(r"[^\x00-\x1f\[\]]{1,200}")
 _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
-_POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
-_WEIGHTS = "model*.safetensors"
-
-Setting = str | int | float | bool
-
-
-class ServedModel(Struct, frozen=True, kw_only=True):
-    """A model and what clients call it. `named`: by somebody, else by the model itself. `settings`: of its
-    worker alone."""
-
-    name: str
-    model: str | None = None
-    named: bool = False
-    aliases: tuple[str, ...] = ()
-    resident: bool = False
-    settings: dict[str, Setting] = {}
 
 
 def read(named: Sequence[str], config: str | None) -> list[ServedModel]:
@@ -102,30 +86,6 @@ def _wrong_names(models: Sequence[ServedModel]) -> list[str]:
     return [*wrong, *(f"model {name!r}: the name of two" for name in twice)]
 
 
-def weight_bytes(model: str | None) -> int | None:
-    """The size of its weight files; None: they are not on this machine, or nobody knows where."""
-    if model is None:
-        folder = _POCKET_FOLDER
-    elif is_folder(model):
-        folder = folder_of(model)
-    elif (found := _snapshot(model)) is not None:
-        folder = found
-    else:
-        return None
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_bytes())
-        return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
-        return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
-
-
-def _snapshot(repository: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(repository, "config.json")
-    return Path(config).parent if isinstance(config, str) else None
-
-
 def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | None:
     """Bytes for all of them; None: there is one, and it takes what it needs.
 
@@ -140,8 +100,3 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
             f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
         )
     return budget
-
-
-def first_loaded(models: Sequence[ServedModel]) -> list[ServedModel]:
-    """Those that `serve` starts with: the resident ones, or else the first, so that one is soon there."""
-    return [model for model in models if model.resident] or list(models[:1])

@@ -17,9 +17,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from deploy.serving import models
-from deploy.serving.models import ServedModel
 from deploy.supervisor.child import Child
-from deploy.supervisor.reloading import Reloading, fits_beside
+from deploy.supervisor.memory import fits_beside
+from deploy.supervisor.models import ServedModel
+from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs, settings, sockets

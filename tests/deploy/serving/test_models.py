@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from deploy.serving.models import ServedModel, first_loaded, memory_budget, read, weight_bytes
+from deploy.serving.models import memory_budget, read
+from deploy.supervisor.models import ServedModel
 from protocol.settings import SettingsError
+from tests.deploy.weights import weights
 
 
 def config(folder: Path, text: str) -> str:
     file = folder / "roundhouse.toml"
     file.write_text(text)
     return str(file)
-
-
-def weights(folder: Path, *sizes: int) -> str:
-    """A model's folder with weight files of these sizes."""
-    folder.mkdir()
-    for number, size in enumerate(sizes, 1):
-        with (folder / f"model-{number:05}.safetensors").open("wb") as file:
-            file.truncate(size)
-    return str(folder)
 
 
 def test_where_none_is_named_the_embedded_one_is_served() -> None:
@@ -87,35 +79,6 @@ def test_models_that_are_no_tables_are_refused(tmp_path: Path) -> None:
         read((), config(tmp_path, 'models.a = "b"'))
 
 
-def test_what_a_model_takes_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
-    folder = weights(tmp_path / "two", 1000, 500)
-    (tmp_path / "two" / "other.safetensors").write_bytes(b"x" * 9)
-    assert weight_bytes(folder) == 1500
-    (tmp_path / "two" / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": 7}})
-    )
-    assert weight_bytes(folder) == 7
-    assert weight_bytes(str(tmp_path / "nowhere")) is None
-    embedded = weight_bytes(None)
-    assert embedded is not None
-    assert embedded > 10**5
-
-
-def test_what_a_repository_takes_is_known_once_it_is_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = tmp_path / "models--org--a" / "snapshots" / "0123"
-    refs = tmp_path / "models--org--a" / "refs"
-    refs.mkdir(parents=True)
-    (refs / "main").write_text("0123")
-    snapshot.parent.mkdir()
-    weights(snapshot, 1234)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert weight_bytes("org/a") is None
-    (snapshot / "config.json").write_text("{}")
-    assert weight_bytes("org/a") == 1234
-
-
 def test_one_model_takes_what_it_needs_and_several_share_a_part_of_the_machine() -> None:
     one, two = [ServedModel(name="a")], [ServedModel(name="a"), ServedModel(name="b")]
     assert memory_budget(None, one) is None
@@ -133,11 +96,3 @@ def test_residents_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert memory_budget(2000, models) == 2000
     with pytest.raises(SettingsError, match="the resident models take 2000 bytes"):
         memory_budget(1999, models)
-
-
-def test_serve_starts_with_the_residents_or_else_with_the_first() -> None:
-    plain = [ServedModel(name=name) for name in ("a", "b")]
-    resident = ServedModel(name="c", resident=True)
-    assert first_loaded(plain) == plain[:1]
-    assert first_loaded([*plain, resident]) == [resident]
-    assert first_loaded([]) == []
