@@ -32,7 +32,7 @@ from msgspec import Meta, Struct
 from protocol import lifeline, logs, settings, sockets
 from protocol.errors import Code, RequestError
 from protocol.messages import Capabilities, Generate
-from worker.config import Bytes, WorkerSettings
+from protocol.workersettings import Bytes, WorkerSettings
 from worker.contract import (
     Blob,
     Cut,

@@ -14,6 +14,7 @@ from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
 from protocol.settings import public_name
 from protocol.sizes import Size
+from protocol.workersettings import WorkerSettings
 
 PROGRAM = "roundhouse serve"
 ABOUT = """Run the gateway and a worker for each model in the foreground, start again what dies, and stop all
@@ -23,8 +24,8 @@ Every setting is also a variable (--max-running is ROUNDHOUSE_MAX_RUNNING) and a
 file named by --config (max_running); a flag wins over a variable, a variable over the file."""
 
 PORT = 8000
-DRAIN_TIMEOUT_S = 10.0
-"""The worker's own default."""
+DRAIN_TIMEOUT_S = WorkerSettings().drain_timeout_s
+"""What a worker's requests get to end, where nothing else is said."""
 
 
 class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):

@@ -17,7 +17,7 @@ from broker.config import GatewaySettings
 from protocol import settings, sizes
 from protocol.settings import EXIT_CONFIGURATION, SettingsError
 from protocol.sizes import Size
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 from worker.fake import FakeSettings
 
 

@@ -15,7 +15,7 @@ from deploy.serving.settings import ServeSettings
 from protocol import settings
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 
