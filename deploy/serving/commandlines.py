@@ -56,26 +56,32 @@ def child_commands(
     environ: Mapping[str, str],
 ) -> list[Child]:
     """Gateway, then workers: stopped in this order, nothing new comes in while the last requests end."""
-
-    def command(module: str, own: Sequence[str], flags: Sequence[str]) -> list[str]:
-        argv = [*python_module(module), *_flag("config", config), *_flag("endpoint", endpoint), *own]
-        for flag in flags:
-            argv += _flag(public_name(flag), getattr(given, flag))
-        return argv
-
+    meeting = [*_flag("config", config), *_flag("endpoint", endpoint)]
     # API keys travel in the environment: everybody can see a command line. They are no business of workers.
     bare = {name: value for name, value in environ.items() if name != API_KEYS}
     keys = {API_KEYS: ",".join(given.api_keys)} if given.api_keys else {}
-    children = [Child("gateway", command("broker", (), GATEWAY_FLAGS), bare | keys, hears=True)]
+    gateway = [*python_module("broker"), *meeting, *_handed_on(given, GATEWAY_FLAGS)]
+    children = [Child("gateway", gateway, bare | keys, hears=True)]
+    several = len(served) > 1
     for model in served:
-        several = len(served) > 1
-        argv = command("worker", _model_flags(model, several), WORKER_FLAGS)
-        argv += _flag("memory_budget", given.memory_budget)
-        for name, value in model.settings.items():
-            argv += _flag(name, value)
+        argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
         child = f"worker[{model.name}]" if several else "worker"
         children.append(Child(child, argv, dict(bare), model=model))
     return children
+
+
+def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> list[str]:
+    """What the worker of this model is told, but for where gateway and file are. Of two flags the last one
+    counts, so what is said of one model wins over what is said for all."""
+    flags = _model_flags(model, several) + _handed_on(given, WORKER_FLAGS)
+    flags += _flag("memory_budget", given.memory_budget)
+    for name, value in model.settings.items():
+        flags += _flag(name, value)
+    return flags
+
+
+def _handed_on(given: ServeSettings, names: Sequence[str]) -> list[str]:
+    return [word for name in names for word in _flag(public_name(name), getattr(given, name))]
 
 
 def _model_flags(model: ServedModel, several: bool) -> list[str]:

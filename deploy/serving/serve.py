@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from deploy.serving import models
-from deploy.serving.commandlines import child_commands
-from deploy.serving.file import config_file, table
+from deploy.serving.commandlines import child_commands, worker_flags
+from deploy.serving.file import table
 from deploy.serving.settings import ABOUT, PORT, PROGRAM, ServeSettings
 from deploy.supervisor.child import Child
+from deploy.supervisor.models import ServedModel
 from protocol import settings, sockets
+from protocol.settings import SettingsError
+from protocol.workersettings import WorkerSettings
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, list[Child]]:
-    """Settings and children, the gateway first. Raises `SettingsError` or `EndpointError`."""
-    given, config = _given(argv, environ)
+    """Settings and children, the gateway first. Raises `SettingsError` or `EndpointError`.
+
+    All that is wrong is said at once: of `serve`, and of each worker, whenever that one would start. Its own
+    section the gateway judges itself: it starts at once, and everything ends with it.
+    """
+    errors: list[str] = []
+    given = config = None
+    with _collected(errors):
+        config = settings.config_file(argv, environ)
+        given = _given(argv, environ)
+    served = models.read((given.model if given else ()) or _model_of_worker(config), config, errors)
+    if given is not None:
+        with _collected(errors):
+            given = replace(given, memory_budget=models.memory_budget(given.memory_budget, served))
+        errors += _refused_by_workers(given, served, config, environ)
+    errors += settings.unknown_keys(WorkerSettings, "worker", table("worker", config), config or "")
+    if errors or given is None:
+        raise SettingsError("\n".join(dict.fromkeys(errors)))
     endpoint = given.endpoint or _endpoint_of_gateway(given.port, config)
-    served = models.read(given.model or _model_of_worker(config), config)
-    given = replace(given, memory_budget=models.memory_budget(given.memory_budget, served))
     return given, child_commands(given, served, endpoint, config, environ)
 
 
 def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Where clients connect to a `serve` that is told this. Raises `SettingsError`."""
-    given, config = _given(argv, environ)
-    return _port_of_gateway(given.port, config)
+    return _port_of_gateway(_given(argv, environ).port, settings.config_file(argv, environ))
 
 
-def _given(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, str | None]:
-    given = settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
-    return given, config_file(argv, environ)
+def _given(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
+    return settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
+
+
+@contextlib.contextmanager
+def _collected(errors: list[str]) -> Iterator[None]:
+    """What is wrong with settings is noted, and does not keep us from looking at others."""
+    try:
+        yield
+    except SettingsError as error:
+        errors += str(error).splitlines()
+
+
+def _refused_by_workers(
+    given: ServeSettings, served: Sequence[ServedModel], config: str | None, environ: Mapping[str, str]
+) -> list[str]:
+    """What each worker would say of what it is told, and of the section and the variables that it finds."""
+    errors: list[str] = []
+    for model in served:
+        flags = worker_flags(given, model, several=len(served) > 1)
+        argv = [f"--config={config}", *flags] if config else flags
+        with _collected(errors):
+            settings.read(WorkerSettings, "worker", argv, environ, program=PROGRAM, about="")
+    return errors
 
 
 def _model_of_worker(config: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from deploy.serving import serve
 from deploy.serving.commandlines import python_module
-from deploy.serving.file import config_file, table
+from deploy.serving.file import table
 from deploy.serving.settings import DRAIN_TIMEOUT_S, PORT, ServeSettings
 from deploy.supervisor.restarts import RestartLimits
 from protocol import lifeline, settings, sockets
@@ -42,7 +42,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     given, children = serve.read(argv, environ)
     if sum(child.model is not None for child in children) > 1:
         return [_job_of_serve(argv, environ, given)]
-    config = config_file(argv, environ)
+    config = settings.config_file(argv, environ)
     return [
         Job(
             name=child.name,

@@ -50,6 +50,20 @@ def test_wrong_settings_end_it_with_78_and_one_line_each() -> None:
     ]
 
 
+def test_misspelt_settings_of_models_that_start_much_later_end_it_at_once_with_78(
+    begin: Begin, tmp_path: Path
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text("[models.small]\nmax_runing = 8\n[models.large]\nprefix_cache_ram = 'much'\n")
+    told = begin([sys.executable, "-m", "deploy", "serve", "--config", str(file)])
+    assert told.wait() == 78
+    small, large = told.lines
+    assert small == (
+        f"roundhouse serve: [models.small] max_runing: unknown key; did you mean max_running? (from {file})"
+    )
+    assert large.startswith("roundhouse serve: [models.large] prefix_cache_ram: Expected ")
+
+
 @pytest.mark.parametrize("missing", ["folder", "file"])
 def test_what_the_system_refuses_ends_it_with_78(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -238,6 +238,63 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
+def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        serve.read(argv, environ or {})
+    return str(caught.value).splitlines()
+
+
+def test_what_is_wrong_with_serve_its_models_and_the_workers_section_is_one_message(tmp_path: Path) -> None:
+    text = """
+[serve]
+max_runing = 1
+[worker]
+prefil_tokens = 1
+[models.small]
+max_runing = 8
+[models.large]
+prefill_tokens = 0
+"""
+    file = config(tmp_path, text)
+    assert refused(["--config", file, "--port=x"]) == [
+        f"{file}: unknown key max_runing in [serve]; did you mean max_running?",
+        "port: Expected `int | null`, got `str` (from --port)",
+        f"[models.small] max_runing: unknown key; did you mean max_running? (from {file})",
+        f"[models.large] prefill_tokens: Expected `int` >= 1 (from {file})",
+        f"{file}: unknown key prefil_tokens in [worker]; did you mean prefill_tokens?",
+    ]
+
+
+def test_what_only_a_worker_would_refuse_is_refused_before_it_starts_and_once(tmp_path: Path) -> None:
+    text = "[worker]\nprefill_tokens = 0\n[models.a]\nmax_runing = 1\n[models.b]\n[models.c]\n"
+    file = config(tmp_path, text)
+    assert refused(["--config", file, "--max-running=5000"], {"ROUNDHOUSE_INTER_TOKEN_TARGET": "0"}) == [
+        f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
+        "max_running: Expected `int` <= 4096 (from --max-running)",
+        "inter_token_target: Expected `float` > 0.0 (from ROUNDHOUSE_INTER_TOKEN_TARGET)",
+        f"prefill_tokens: Expected `int` >= 1 (from {file} [worker])",
+    ]
+
+
+def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_its_own(
+    tmp_path: Path,
+) -> None:
+    own = "".join(f"[models.{name}]\nprefill_tokens = 64\n" for name in "ab")
+    file = config(tmp_path, f"[worker]\nprefill_tokens = 0\n{own}")
+    assert set(flags(["--config", file])) == {"gateway", "worker[a]", "worker[b]"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--config"], "argument --config: expected one argument"),
+        (["--config=no-such-file"], "no-such-file: [Errno 2] No such file or directory: 'no-such-file'"),
+    ],
+)
+def test_a_file_that_is_not_there_is_said_once(argv: list[str], said: str) -> None:
+    assert refused(argv) == [said]
+
+
 def test_a_runtime_folder_that_others_can_enter_is_refused(runtime_folder: Path) -> None:
     runtime_folder.mkdir()
     runtime_folder.chmod(0o755)

@@ -461,6 +461,17 @@ def test_wrong_flags_are_told_before_anything_is_installed(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_wrong_settings_of_a_model_are_told_before_anything_is_installed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text("[models.a]\nmax_runing = 8\n[models.b]\n")
+    result = CliRunner().invoke(app, ["service", "install", "--config", str(file)])
+    assert result.exit_code == 78
+    assert "roundhouse service: [models.a] max_runing: unknown key" in result.stderr
+    assert not (tmp_path / ".config").exists()
+
+
 def test_status_without_an_installation_says_so_with_status_1() -> None:
     result = CliRunner().invoke(app, ["service", "status"])
     assert (result.exit_code, result.stdout) == (1, "nothing is installed\n")
