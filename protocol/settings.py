@@ -10,9 +10,10 @@ repeated, and written in the singular. Everything wrong is reported at once, eac
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,8 @@ EXIT_CONFIGURATION = 78
 
 SECTIONS = ("serve", "gateway", "worker", "models")
 _ENV = "ROUNDHOUSE_"
+_ALIKE_MIN = 0.7
+"""So alike, of 1, two names must be for one to be taken for the other."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -61,7 +64,7 @@ def read(
     errors: list[str] = []
     values: dict[str, _Given] = {}
     if config:
-        values |= _from_file(Path(config), section, fields, errors)
+        values |= _from_file(Path(config), section, kind, errors)
     for name in fields:
         if (variable := _ENV + name.upper()) in environ:
             values[name] = _Given(environ[variable], variable)
@@ -73,6 +76,14 @@ def read(
     return settings
 
 
+def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """The TOML file that `read` takes. Raises `SettingsError`."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    found: str | None = parser.parse_known_args(list(argv))[0].config
+    return found or environ.get(_ENV + "CONFIG") or None
+
+
 def read_or_exit(
     kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
 ) -> S:
@@ -81,6 +92,39 @@ def read_or_exit(
         return read(kind, section, argv, environ, program=program, about=about)
     except SettingsError as error:
         exit_with(program, str(error))
+
+
+def unknown_keys(
+    kind: type[msgspec.Struct], section: str, table: Mapping[str, object], path: str | Path
+) -> list[str]:
+    """A line for each key of a section that is no setting."""
+    known = kind.__struct_encode_fields__
+    return [
+        f"{path}: unknown key {key} in [{section}]{meant(key, known)}" for key in table if key not in known
+    ]
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Which one may be meant by an unknown name, to be said after it; or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE_MIN)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def refusal(kind: type[msgspec.Struct], name: str, value: object) -> str | None:
+    """Why a process refuses a TOML value that it is told by a flag, `--name=value`; None: it takes it.
+
+    A flag is text: "8" is a number to it, and 8 a name. A switch has a flag without a value.
+    """
+    (hint,) = (
+        get_type_hints(kind, include_extras=True)[field.name]
+        for field in msgspec.structs.fields(kind)
+        if field.encode_name == name
+    )
+    why = _why_not(hint, _Given(value, "", typed=True))
+    is_text = isinstance(value, str | int | float) and not isinstance(value, bool) and not _is_switch(hint)
+    if why is None or not is_text:
+        return why
+    return why if _why_not(hint, _Given(str(value), "")) else None
 
 
 def exit_with(program: str, message: str) -> NoReturn:
@@ -145,20 +189,25 @@ def _metavar(field: str) -> str:
     return "SECONDS" if field != public_name(field) else field.rsplit("_", 1)[-1].upper()
 
 
-def _from_file(path: Path, section: str, fields: list[str], errors: list[str]) -> dict[str, _Given]:
+def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: list[str]) -> dict[str, _Given]:
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         errors.append(f"{path}: {error}")
         return {}
-    errors += [f"{path}: unknown section [{name}]" for name in document if name not in SECTIONS]
+    errors += [
+        f"{path}: unknown section [{name}]{meant(name, SECTIONS)}"
+        for name in document
+        if name not in SECTIONS
+    ]
     table = document.get(section, {})
     if not isinstance(table, dict):
         errors.append(f"{path}: {section} must be a table")
         return {}
-    errors += [f"{path}: unknown key {key} in [{section}]" for key in table if key not in fields]
+    errors += unknown_keys(kind, section, table, path)
+    known = kind.__struct_encode_fields__
     return {
-        key: _Given(value, f"{path} [{section}]", typed=True) for key, value in table.items() if key in fields
+        key: _Given(value, f"{path} [{section}]", typed=True) for key, value in table.items() if key in known
     }
 
 
@@ -181,15 +230,10 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
         if name not in values:
             errors += [f"{name}: is required"] if field.required else []
             continue
-        value, source, typed = values[name]
         try:
-            if isinstance(value, str) and _is_size(hint):
-                value = sizes.parse(value)
-            if _is_list(hint) and (isinstance(value, str) or not typed):
-                value = _split(value)
-            converted[field.name] = msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
+            converted[field.name] = _as_hinted(hint, values[name])
         except (msgspec.ValidationError, sizes.SizeError) as error:
-            errors.append(f"{name}: {error} (from {source})")
+            errors.append(f"{name}: {error} (from {values[name].source})")
     if errors:
         return None
     try:
@@ -197,3 +241,21 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
     except ValueError as error:  # from the struct's own __post_init__: rules across fields
         errors.append(str(error))
         return None
+
+
+def _as_hinted(hint: Any, given: _Given) -> Any:
+    """Raises `ValidationError` or `SizeError`."""
+    value, _, typed = given
+    if isinstance(value, str) and _is_size(hint):
+        value = sizes.parse(value)
+    if _is_list(hint) and (isinstance(value, str) or not typed):
+        value = _split(value)
+    return msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
+
+
+def _why_not(hint: Any, given: _Given) -> str | None:
+    try:
+        _as_hinted(hint, given)
+    except (msgspec.ValidationError, sizes.SizeError) as error:
+        return str(error)
+    return None

@@ -7,7 +7,7 @@ import os
 import sys
 
 from protocol import lifeline, logs, settings, sockets
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 from worker.preload import preload_openblas
 
 

@@ -1,4 +1,4 @@
-"""The worker's settings."""
+"""What the worker makes of its settings on this machine."""
 
 from __future__ import annotations
 
@@ -6,86 +6,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta, Struct
-
-from protocol import logs
-from protocol.settings import public_name
-from protocol.sizes import Size
-
-Seconds = Annotated[float, Meta(gt=0, le=86400)]
-Bytes = Annotated[int, Meta(ge=1)]
+from protocol.workersettings import WorkerSettings
 
 
-class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
-    """Everything about one worker process that can be set."""
-
-    model: Annotated[
-        str | None, Meta(description="folder or Hugging Face id; none, or empty: the embedded pocket model")
-    ] = None
-    served_name: Annotated[
-        str | None, Meta(description="what clients call the model; none: its id, or the name of its folder")
-    ] = None
-    endpoint: Annotated[
-        str, Meta(description="where the gateway is; empty: the socket of a gateway on port 8000")
-    ] = ""
-    curve_keys: Annotated[
-        Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint off loopback")
-    ] = None
-    max_running: Annotated[
-        int, Meta(ge=1, le=4096, description="requests that decode together; more wait their turn")
-    ] = 16
-    inter_token_target_s: Annotated[
-        Seconds, Meta(description="seconds between two tokens of a stream that prompts of others may cause")
-    ] = 0.1
-    prefill_tokens: Annotated[
-        int, Meta(ge=1, le=65536, description="prompt tokens run between two decode steps at the most")
-    ] = 2048
-    admission_window_s: Annotated[
-        float,
-        Meta(
-            ge=0, le=1, description="seconds an idle worker that gets a request waits for others to join it"
-        ),
-    ] = 0.005
-    cache_limit_bytes: Annotated[
-        Bytes | None, Meta(description="bytes for the caches of all requests; none: what the machine has")
-    ] = None
-    memory_limit_bytes: Annotated[
-        Bytes | None, Meta(description="bytes for weights, caches and headroom; none: what the machine has")
-    ] = None
-    memory_budget: Annotated[
-        Size | None,
-        Meta(description="bytes it may take at the most, however much there is: other models have a share"),
-    ] = None
-    memory_headroom: Annotated[
-        float, Meta(ge=0, lt=1, description="the share of memory that weights and caches leave free")
-    ] = 0.1
-    prefix_cache_ram: Annotated[
-        Size | None,
-        Meta(description="memory for prefixes, to be reused; 0: no reuse; none: a part of what is left"),
-    ] = None
-    prefix_cache_disk: Annotated[
-        Size, Meta(description="disk for prefixes that outlive the worker; 0: none")
-    ] = 4 * 2**30
-    prefix_cache_dir: Annotated[
-        Path | None, Meta(description="their folder; none: `prefixes` in the user's cache folder")
-    ] = None
-    stall_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds without a step, while rows run, after which the worker ends itself"),
-    ] = 120.0
-    drain_timeout_s: Annotated[
-        float,
-        Meta(ge=0, le=86400, description="seconds that requests get to end when the worker is told to stop"),
-    ] = 10.0
-    log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
-    log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
-
-    @property
-    def prefix_folder(self) -> Path:
-        """Where prefixes are kept on disk."""
-        return self.prefix_cache_dir or cache_folder(os.environ, sys.platform) / "prefixes"
+def prefix_folder(settings: WorkerSettings) -> Path:
+    """Where prefixes are kept on disk."""
+    return settings.prefix_cache_dir or cache_folder(os.environ, sys.platform) / "prefixes"
 
 
 def cache_folder(environ: Mapping[str, str], platform: str) -> Path:

@@ -7,54 +7,45 @@ model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embe
 aliases = ["gpt-4o-mini"]
 resident = true                              # loaded at the start, and kept
 max_running = 8                              # and whatever else can be set for a worker
+
+What stands in a table becomes flags of that model's worker, which may start much later. So it is judged here
+already, as the worker would judge it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
-from msgspec import Struct
+from msgspec.structs import fields
 
-from protocol.naming import POCKET, folder_of, is_folder, name_of
-from protocol.settings import SettingsError
+from deploy.serving.file import document
+from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.models import ServedModel
+from protocol.naming import POCKET, folder_of, name_of
+from protocol.settings import SettingsError, meant, refusal
 from protocol.sizes import spell
+from protocol.workersettings import WorkerSettings
 
 BUDGET_SHARE = 0.7
 """Of the machine's memory, for several models, where nothing else is said."""
 
 _NAME = re.compile(r"[^\x00-\x1f\[\]]{1,200}")
 _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
-_POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
-_WEIGHTS = "model*.safetensors"
-
-Setting = str | int | float | bool
-
-
-class ServedModel(Struct, frozen=True, kw_only=True):
-    """A model and what clients call it. `named`: by somebody, else by the model itself. `settings`: of its
-    worker alone."""
-
-    name: str
-    model: str | None = None
-    named: bool = False
-    aliases: tuple[str, ...] = ()
-    resident: bool = False
-    settings: dict[str, Setting] = {}
+_OWN = {
+    field.name: field.type for field in fields(ServedModel) if field.name in ("model", "aliases", "resident")
+}
+"""What a table says of its model, and the types of it; all else is for the worker."""
 
 
-def read(named: Sequence[str], config: str | None) -> list[ServedModel]:
+def read(named: Sequence[str], config: str | None, errors: list[str]) -> list[ServedModel]:
     """The models that are named, then those of the file; where both name one, the first says which it is.
 
-    None at all: the embedded model. Raises `SettingsError`.
+    None at all: the embedded model. What is wrong is left out, and a line of `errors`.
     """
-    errors: list[str] = []
     models = {model.name: model for model in _tables(config, errors)}
     for word in reversed(named):
         model = _of_word(word)
@@ -63,8 +54,6 @@ def read(named: Sequence[str], config: str | None) -> list[ServedModel]:
         models = {model.name: model, **models}
     found = list(models.values()) or [ServedModel(name=POCKET)]
     errors += _wrong_names(found)
-    if errors:
-        raise SettingsError("\n".join(errors))
     return found
 
 
@@ -76,22 +65,43 @@ def _of_word(word: str) -> ServedModel:
 
 
 def _tables(config: str | None, errors: list[str]) -> list[ServedModel]:
-    tables = tomllib.loads(Path(config).read_text()).get("models", {}) if config else {}
+    tables = document(config).get("models", {})
     if not isinstance(tables, dict):
         errors.append(f"{config}: models must be tables, as [models.NAME]")
         return []
     models = []
     for name, table in tables.items():
-        try:
-            models.append(_of_table(name, table))
-        except (msgspec.ValidationError, AttributeError) as error:
-            errors.append(f"{config} [models.{name}]: {error}")
+        if not isinstance(table, dict):
+            errors.append(f"[models.{name}]: must be a table (from {config})")
+            continue
+        wrong = _wrong_in(table)
+        errors += [f"[models.{name}] {key}: {why} (from {config})" for key, why in wrong.items()]
+        models.append(_of_table(name, {key: table[key] for key in table if key not in wrong}))
     return models
 
 
+def _wrong_in(table: Mapping[str, object]) -> dict[str, str]:
+    """What is wrong with each key: first with those that are no settings at all."""
+    known = WorkerSettings.__struct_encode_fields__
+    unknown = [key for key in table if key not in _OWN and key not in known]
+    judged = {key: _why_not(key, value) for key, value in table.items() if key not in unknown}
+    names = {key: f"unknown key{meant(key, [*_OWN, *known])}" for key in unknown}
+    return names | {key: why for key, why in judged.items() if why is not None}
+
+
+def _why_not(key: str, value: object) -> str | None:
+    if key not in _OWN:
+        return refusal(WorkerSettings, key, value)
+    try:
+        msgspec.convert(value, _OWN[key])
+    except msgspec.ValidationError as error:
+        return str(error)
+    return None
+
+
 def _of_table(name: str, table: Mapping[str, Any]) -> ServedModel:
-    own = {key: value for key, value in table.items() if key in ("model", "aliases", "resident")}
-    others = {key: value for key, value in table.items() if key not in own}
+    own = {key: value for key, value in table.items() if key in _OWN}
+    others = {key: value for key, value in table.items() if key not in _OWN}
     return msgspec.convert({"name": name, "named": True, "settings": others, **own}, ServedModel)
 
 
@@ -100,30 +110,6 @@ def _wrong_names(models: Sequence[ServedModel]) -> list[str]:
     wrong = [f"model {name!r}: not a name" for name in names if _NAME.fullmatch(name) is None]
     twice = sorted({name for name in names if names.count(name) > 1})
     return [*wrong, *(f"model {name!r}: the name of two" for name in twice)]
-
-
-def weight_bytes(model: str | None) -> int | None:
-    """The size of its weight files; None: they are not on this machine, or nobody knows where."""
-    if model is None:
-        folder = _POCKET_FOLDER
-    elif is_folder(model):
-        folder = folder_of(model)
-    elif (found := _snapshot(model)) is not None:
-        folder = found
-    else:
-        return None
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_bytes())
-        return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
-        return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
-
-
-def _snapshot(repository: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(repository, "config.json")
-    return Path(config).parent if isinstance(config, str) else None
 
 
 def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | None:
@@ -140,8 +126,3 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
             f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
         )
     return budget
-
-
-def first_loaded(models: Sequence[ServedModel]) -> list[ServedModel]:
-    """Those that `serve` starts with: the resident ones, or else the first, so that one is soon there."""
-    return [model for model in models if model.resident] or list(models[:1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from deploy.serving.models import ServedModel
+from deploy.supervisor.models import ServedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,21 @@
-"""What the supervisor's core keeps of each child, and of a reload."""
+"""What the supervisor's core keeps of each child, and of a reload. Pure.
+
+A child is there under one of its two names, or under both while one process takes over from another. To end
+one takes steps: it is told to, killed when its time is up, and given up on when even that does not help.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from deploy.supervisor.events import Decision, Kill, Report, Start, Terminate
+from protocol.orders import Stage
+
+KILL_WAIT_S_MAX = 5.0
+"""A process that SIGKILL has not ended by then hangs in the kernel; waiting longer would hang us too."""
 
 _SUCCESSOR = "-2"
 
@@ -54,3 +66,103 @@ class Reload:
 def other_name(name: str) -> str:
     """The name of a child's successor, and of that one's again."""
     return name.removesuffix(_SUCCESSOR) if name.endswith(_SUCCESSOR) else name + _SUCCESSOR
+
+
+class Children:
+    """All of them, in the order in which they start and stop."""
+
+    def __init__(
+        self, names: Sequence[str], *, now: float, stop_timeout_s: float, drain_timeout_s: float
+    ) -> None:
+        if len(set(names)) != len(names):
+            raise ValueError(f"two children of one name: {', '.join(names)}")
+        self._entries = {name: Entry(name, name, State.WAITING, due=now) for name in names}
+        self._stop_timeout_s = stop_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+
+    def __iter__(self) -> Iterator[Entry]:
+        """As they are now: whoever looks at them may add and drop some."""
+        return iter(list(self._entries.values()))
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def get(self, name: str) -> Entry | None:
+        return self._entries.get(name)
+
+    def of(self, child: str) -> list[Entry]:
+        """A child, under whichever of its names: one, or two."""
+        return [entry for entry in self if entry.child == child]
+
+    def first_not_gone(self) -> Entry | None:
+        """Whose turn it is when all end, one after another."""
+        return next((entry for entry in self if entry.state is not State.GONE), None)
+
+    def stage(self, child: str) -> Stage:
+        """How a child stands, under whichever name."""
+        entries = self.of(child)
+        if any(entry.state in (State.RUNNING, State.WAITING) for entry in entries):
+            return "running"
+        if any(entry.state in (State.ENDING, State.KILLED) for entry in entries):
+            return "ending"
+        return "failed" if any(entry.state is State.FAILED for entry in entries) else "parked"
+
+    def add_successor(self, old: Entry, now: float) -> Entry:
+        """One that is to start beside it, under the other name."""
+        name = other_name(old.name)
+        self._entries[name] = Entry(name, old.child, State.WAITING, due=now)
+        return self._entries[name]
+
+    def drop(self, entry: Entry) -> None:
+        del self._entries[entry.name]
+
+    def start_due(self, now: float) -> list[Decision]:
+        due = [entry for entry in self if entry.state is State.WAITING and entry.due <= now]
+        for entry in due:
+            entry.state, entry.since = State.RUNNING, now
+        return [Start(entry.name) for entry in due]
+
+    def retire(self, entry: Entry, now: float) -> list[Decision]:
+        """Tell one that runs to end, while the others go on."""
+        entry.retired, entry.leaving = True, False
+        return self.end(entry, now)
+
+    def end(self, entry: Entry, now: float) -> list[Decision]:
+        """The next step towards its end, if it is time for one."""
+        match entry.state:
+            case State.RUNNING:
+                entry.state, entry.due = State.ENDING, now + self._grace_s(entry)
+                return [Terminate(entry.name)]
+            case State.ENDING if now >= entry.due:
+                entry.state, entry.due = State.KILLED, now + KILL_WAIT_S_MAX
+                why = f"{entry.name} did not end within {self._grace_s(entry):g} s: killing it"
+                return [Report(why, logging.WARNING), Kill(entry.name)]
+            case State.KILLED if now >= entry.due:
+                entry.state = State.GONE
+                return [Report(f"{entry.name} outlives SIGKILL and is left behind", logging.ERROR)]
+            case _:
+                pass
+        return []
+
+    def end_in_turn(self, now: float) -> list[Decision]:
+        """The next step towards the end of all, each when the one before it is gone."""
+        for entry in self:
+            entry.leaving = False
+            if entry.state in LIFELESS:  # all of them now: their `due` must not wake us any more
+                entry.state = State.GONE
+        decisions: list[Decision] = []
+        for entry in self:
+            decisions += self.end(entry, now)
+            if entry.state is not State.GONE:
+                break
+        return decisions
+
+    def kill_all(self, now: float) -> list[Decision]:
+        """Those that have not ended, at once."""
+        alive = [entry for entry in self if entry.state in (State.RUNNING, State.ENDING)]
+        for entry in alive:
+            entry.state, entry.due = State.KILLED, now + KILL_WAIT_S_MAX
+        return [Kill(entry.name) for entry in alive]
+
+    def _grace_s(self, entry: Entry) -> float:
+        return self._stop_timeout_s + (self._drain_timeout_s if entry.retired else 0.0)

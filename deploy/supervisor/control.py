@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
+from deploy.supervisor.reloading import Order
 from protocol import sockets
 
 ORDER_BYTES_MAX = 65_536
@@ -24,17 +24,6 @@ _ORDER_S_MAX = 5.0
 _CLOSE_S_MAX = 5.0
 _WAITING_MAX = 8
 _DONE, _FAILED = b"+", b"-"
-
-
-class Order(Struct, frozen=True, omit_defaults=True):
-    """Reload the model with this name; None: every one that runs. `swap_for`: another model, by its id or
-    folder, is to be served under that name from now on."""
-
-    model: str | None = None
-    swap_for: str | None = None
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self) + b"\n"
 
 
 class ControlError(Exception):
@@ -96,6 +85,11 @@ class Control:
                     caller.sendall(self._answers.get())
 
 
+def encode(order: Order) -> bytes:
+    """As it is sent."""
+    return msgspec.json.encode(order) + b"\n"
+
+
 def _receive(caller: socket.socket) -> Order | None:
     """None: he says nothing that makes sense."""
     with caller.makefile("rb") as lines, contextlib.suppress(msgspec.DecodeError):
@@ -121,7 +115,7 @@ def order(path: Path, order: Order | None = None) -> tuple[bool, str]:
         line.settimeout(ANSWER_S_MAX)
         try:
             line.connect(str(path))
-            line.sendall((order or Order()).encode())
+            line.sendall(encode(order or Order()))
             answer = b"".join(iter(lambda: line.recv(4096), b""))
         except (FileNotFoundError, ConnectionRefusedError):
             raise NobodyListensError(f"no `roundhouse serve` listens at {path}") from None

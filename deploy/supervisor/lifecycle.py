@@ -30,21 +30,18 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from deploy.supervisor.children import LIFELESS, TIMED, Entry, Reload, State, other_name
+from deploy.supervisor.children import LIFELESS, TIMED, Children, Entry, Reload, State
 from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
-    Kill,
     NotStarted,
     ReloadAsked,
     Reloaded,
     Report,
     Serving,
     Spare,
-    Start,
     StopAsked,
-    Terminate,
     Wanted,
     describe,
 )
@@ -55,8 +52,6 @@ from protocol.settings import EXIT_CONFIGURATION
 EXIT_STOPPED = 0
 EXIT_GAVE_UP = 1
 
-KILL_WAIT_S_MAX = 5.0
-"""A process that SIGKILL has not ended by then hangs in the kernel; waiting longer would hang us too."""
 FAILED_S = 60.0
 """So long a child that cannot be kept alive is left alone, if it is one that runs on demand."""
 LEAVE_S_MAX = 600.0
@@ -80,16 +75,14 @@ class Lifecycle:
     ) -> None:
         """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
         `on_demand`: children that run when they are `wanted`, each with a policy of its own."""
-        if len(set(names)) != len(names):
-            raise ValueError(f"two children of one name: {', '.join(names)}")
         self._on_demand = on_demand or {}
         self._wanted = frozenset(wanted)
-        self._entries = {name: Entry(name, name, State.WAITING, due=now) for name in names}
+        self._children = Children(
+            names, now=now, stop_timeout_s=stop_timeout_s, drain_timeout_s=drain_timeout_s
+        )
         for name in self._on_demand.keys() - self._wanted:
-            self._entries[name].state = State.PARKED
+            self._children[name].state = State.PARKED
         self._policy = policy
-        self._stop_timeout_s = stop_timeout_s
-        self._drain_timeout_s = drain_timeout_s
         self._ready_timeout_s = ready_timeout_s
         self._reload: Reload | None = None
         self._asked = False
@@ -97,30 +90,22 @@ class Lifecycle:
         self.status: int | None = None
 
     def states(self) -> dict[str, State]:
-        return {entry.name: entry.state for entry in self._entries.values()}
+        return {entry.name: entry.state for entry in self._children}
 
     def stage(self, child: str) -> Stage:
         """How a child stands, under whichever name."""
-        entries = self._of(child)
-        if any(entry.state in (State.RUNNING, State.WAITING) for entry in entries):
-            return "running"
-        if any(entry.state in (State.ENDING, State.KILLED) for entry in entries):
-            return "ending"
-        return "failed" if any(entry.state is State.FAILED for entry in entries) else "parked"
+        return self._children.stage(child)
 
     def leaving(self) -> set[str]:
         """Those that are to end as soon as they have nothing to do, by name."""
-        return {entry.name for entry in self._entries.values() if entry.leaving}
-
-    def _of(self, child: str) -> list[Entry]:
-        return [entry for entry in self._entries.values() if entry.child == child]
+        return {entry.name for entry in self._children if entry.leaving}
 
     def wake_at(self) -> float | None:
         """When `handle` must be called again though nothing has happened; None: not before something does."""
         if self._stopping_with is not None:  # whose turn has not come has no other time
-            turn = next((e for e in self._entries.values() if e.state is not State.GONE), None)
+            turn = self._children.first_not_gone()
             return turn.due if turn is not None else None
-        due = [entry.due for entry in self._entries.values() if entry.state in TIMED or entry.leaving]
+        due = [entry.due for entry in self._children if entry.state in TIMED or entry.leaving]
         if self._reload is not None and not self._reload.serving:
             due.append(self._reload.due)
         return min(due, default=None)
@@ -133,7 +118,7 @@ class Lifecycle:
         decisions += self._end_retired(now)
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
-        return [*decisions, *self._start_due(now)]
+        return [*decisions, *self._children.start_due(now)]
 
     def _take(self, event: Event | None, now: float) -> list[Decision]:
         match event:
@@ -146,8 +131,8 @@ class Lifecycle:
             case Serving(name):
                 return self._serves(name, now)
             case Spare(name):
-                entry = self._entries.get(name)
-                return self._retire(entry, now) if entry is not None and entry.leaving else []
+                entry = self._children.get(name)
+                return self._children.retire(entry, now) if entry is not None and entry.leaving else []
             case Wanted(names):
                 self._wanted = names
             case None:
@@ -155,7 +140,7 @@ class Lifecycle:
         return []
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
-        entry = self._entries.get(event.name)
+        entry = self._children.get(event.name)
         if entry is None or entry.state in LIFELESS:
             return []  # given up on after SIGKILL, and dead at last
         what = describe(event, now - entry.since)
@@ -164,17 +149,16 @@ class Lifecycle:
             return [Report(what)]
         if entry.retired or entry.leaving:
             return [Report(what), *self._retired(entry, now)]
-        reload = self._reload
+        reload, failed = self._reload, list[Decision]()
         if reload is not None and reload.new == entry.name and not reload.serving:
             failed = self._end_reload(False, f"the new process did not get ready: {what}")
             if reload.beside:
-                del self._entries[entry.name]
+                self._children.drop(entry)
                 return failed
             if reload.swap:  # what was there before was all right
                 entry.state, entry.due = State.WAITING, now
                 return failed
-            return [*failed, *self._restart(entry, event, what, now)]
-        return self._restart(entry, event, what, now)
+        return [*failed, *self._restart(entry, event, what, now)]
 
     def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         if isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION:
@@ -199,7 +183,7 @@ class Lifecycle:
 
     def _follow_wanted(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for entry in list(self._entries.values()):
+        for entry in self._children:
             if entry.child not in self._on_demand or self._is_in_reload(entry.child):
                 continue
             if entry.state is State.FAILED and now >= entry.due:
@@ -210,19 +194,20 @@ class Lifecycle:
             elif entry.state is State.WAITING and not wanted:
                 entry.state = State.PARKED
             elif entry.state is State.RUNNING and not wanted:
-                decisions += [Report(f"{entry.name} is not needed just now"), *self._retire(entry, now)]
+                decisions.append(Report(f"{entry.name} is not needed just now"))
+                decisions += self._children.retire(entry, now)
         return decisions
 
     def _is_in_reload(self, child: str) -> bool:
-        return self._reload is not None and self._entries[self._reload.new].child == child
+        return self._reload is not None and self._children[self._reload.new].child == child
 
     # --- reload ---
 
     def _reload_asked(self, event: ReloadAsked, now: float) -> list[Decision]:
         if self._stopping_with is not None:
             return [Reloaded(False, "everything stops")]
-        entry = self._entries.get(event.name)
-        if self._reload is not None or (entry and any(other.retired for other in self._of(entry.child))):
+        entry = self._children.get(event.name)
+        if self._reload is not None or (entry and any(e.retired for e in self._children.of(entry.child))):
             return [Reloaded(False, "a reload is under way")]
         if entry is not None and entry.state in (State.PARKED, State.FAILED):
             entry.state = State.PARKED
@@ -232,31 +217,22 @@ class Lifecycle:
         if not event.beside:
             self._reload = Reload(entry.name, entry.name, due=math.inf, swap=event.swap)
             return [Report(f"reload: {entry.name} ends first, for lack of memory"), *self._part(entry, now)]
-        new = other_name(entry.name)
-        self._entries[new] = Entry(new, entry.child, State.WAITING, due=now)
+        new = self._children.add_successor(entry, now).name
         self._reload = Reload(entry.name, new, due=now + self._ready_timeout_s, swap=event.swap)
         return [Report(f"reload: {new} starts beside {entry.name}")]
 
     def _part(self, entry: Entry, now: float) -> list[Decision]:
         """With the old one: at once, unless nobody could go on with what it has."""
         if self._reload is None or not self._reload.swap:
-            return self._retire(entry, now)
+            return self._children.retire(entry, now)
         entry.leaving, entry.due = True, now + LEAVE_S_MAX
         return [Report(f"reload: {entry.name} ends its requests")]
-
-    def _retire(self, entry: Entry, now: float) -> list[Decision]:
-        entry.state, entry.retired, entry.leaving = State.ENDING, True, False
-        entry.due = now + self._grace_s(entry)
-        return [Terminate(entry.name)]
-
-    def _grace_s(self, entry: Entry) -> float:
-        return self._stop_timeout_s + (self._drain_timeout_s if entry.retired else 0.0)
 
     def _serves(self, name: str, now: float) -> list[Decision]:
         reload = self._reload
         if reload is None or reload.serving or name != reload.new:
             return []
-        new, old = self._entries[name], self._entries[reload.old]
+        new, old = self._children[name], self._children[reload.old]
         if new.state is not State.RUNNING or new.leaving:
             return []
         reload.serving = True
@@ -274,22 +250,22 @@ class Lifecycle:
             entry.state, entry.due = State.WAITING, now
             reload.due = now + self._ready_timeout_s
             return []
-        if len(self._of(entry.child)) == 1:
+        if len(self._children.of(entry.child)) == 1:
             parked = entry.child in self._on_demand
             entry.state, entry.due = State.PARKED if parked else State.WAITING, now
             return []
-        del self._entries[entry.name]
+        self._children.drop(entry)
         if reload is None or reload.old != entry.name:
             return []
         return self._end_reload(True, f"{reload.new} has taken over from {reload.old}")
 
     def _end_retired(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for entry in list(self._entries.values()):
+        for entry in self._children:
             if entry.leaving and now >= entry.due:
-                decisions += self._retire(entry, now)
+                decisions += self._children.retire(entry, now)
             elif entry.retired:
-                decisions += self._stop_one(entry, now)
+                decisions += self._children.end(entry, now)
                 if entry.state is State.GONE:
                     decisions += self._retired(entry, now)
         return decisions
@@ -300,9 +276,9 @@ class Lifecycle:
         if reload is None or reload.serving or now < reload.due:
             return []
         failed = self._end_reload(False, f"{reload.new} was not ready within {self._ready_timeout_s:g} s")
-        new = self._entries[reload.new]
+        new = self._children[reload.new]
         if reload.beside or (reload.swap and new.state is State.RUNNING):
-            return [*failed, *self._retire(new, now)]
+            return [*failed, *self._children.retire(new, now)]
         return failed
 
     def _end_reload(self, done: bool, text: str) -> list[Decision]:
@@ -320,42 +296,10 @@ class Lifecycle:
             self._stopping_with = EXIT_STOPPED
         if not hurry:
             return [Report(f"{event.by}: stopping (again to stop at once)")]
-        alive = [e for e in self._entries.values() if e.state in (State.RUNNING, State.ENDING)]
-        for entry in alive:
-            entry.state, entry.due = State.KILLED, now + KILL_WAIT_S_MAX
-        return [Report(f"{event.by} again: stopping at once"), *(Kill(entry.name) for entry in alive)]
-
-    def _start_due(self, now: float) -> list[Decision]:
-        due = [e for e in self._entries.values() if e.state is State.WAITING and e.due <= now]
-        for entry in due:
-            entry.state, entry.since = State.RUNNING, now
-        return [Start(entry.name) for entry in due]
+        return [Report(f"{event.by} again: stopping at once"), *self._children.kill_all(now)]
 
     def _stop_next(self, now: float) -> list[Decision]:
-        for entry in self._entries.values():
-            entry.leaving = False
-            if entry.state in LIFELESS:  # all of them now: their `due` must not wake us any more
-                entry.state = State.GONE
-        decisions: list[Decision] = []
-        for entry in self._entries.values():
-            decisions += self._stop_one(entry, now)
-            if entry.state is not State.GONE:
-                return decisions
-        self.status = self._stopping_with
+        decisions = self._children.end_in_turn(now)
+        if self._children.first_not_gone() is None:
+            self.status = self._stopping_with
         return decisions
-
-    def _stop_one(self, entry: Entry, now: float) -> list[Decision]:
-        match entry.state:
-            case State.RUNNING:
-                entry.state, entry.due = State.ENDING, now + self._grace_s(entry)
-                return [Terminate(entry.name)]
-            case State.ENDING if now >= entry.due:
-                entry.state, entry.due = State.KILLED, now + KILL_WAIT_S_MAX
-                why = f"{entry.name} did not end within {self._grace_s(entry):g} s: killing it"
-                return [Report(why, logging.WARNING), Kill(entry.name)]
-            case State.KILLED if now >= entry.due:
-                entry.state = State.GONE
-                return [Report(f"{entry.name} outlives SIGKILL and is left behind", logging.ERROR)]
-            case _:
-                pass
-        return []

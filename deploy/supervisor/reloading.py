@@ -1,7 +1,4 @@
-"""Orders to reload: which children they mean, one after another, and what runs in their places.
-
-Pure but for the look at sizes of files.
-"""
+"""Orders to reload: which children they mean, one after another, and what runs in their places. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from msgspec import Struct
 
-from deploy.serving.models import weight_bytes
 from deploy.supervisor.child import Child
 from deploy.supervisor.children import other_name
-from deploy.supervisor.control import Order
 from deploy.supervisor.events import ReloadAsked
 
-MARGIN_BYTES = 2**29
-"""What must stay free when a second worker has been loaded beside the first one."""
+
+class Order(Struct, frozen=True, omit_defaults=True):
+    """Reload the model with this name; None: every one that runs. `swap_for`: another model, by its id or
+    folder, is to be served under that name from now on."""
+
+    model: str | None = None
+    swap_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,14 @@ class Reloading:
     fits: Callable[[int], bool]
 
 
-def fits_beside(needed_bytes: int) -> bool:
-    """Whether the machine has as much memory left, and a margin."""
-    return int(psutil.virtual_memory().available) >= needed_bytes + MARGIN_BYTES
-
-
 class Reloads:
     """Owns what each child is: `programs`, by both of its names. At most one order is open."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self.programs = {name: child for child in children for name in (child.name, other_name(child.name))}
         self._models = [child.name for child in children if child.model is not None]
-        self._swap_for: str | None = None
+        self.swap_for: str | None = None
+        """The model that is to run in the place of the next child's; None: the same as before."""
         self._before = self._after = children[0]
         """What runs in the place of the child whose turn it is, if it fails and if it succeeds."""
         self._to_come: list[str] = []
@@ -63,7 +59,7 @@ class Reloads:
             return f"there is no model {order.model}; there are: {known}"
         if order.swap_for is not None and len(self._models) > 1 and order.model is None:
             return "which model is to be replaced? Say --model NAME"
-        self._swap_for = order.swap_for
+        self.swap_for = order.swap_for
         self._to_come, self._texts = named, []
         return None
 
@@ -75,11 +71,6 @@ class Reloads:
         return served is not None and model in (served.name, *served.aliases)
 
     @property
-    def needed_bytes(self) -> int:
-        """The least that the next successor takes, as far as that can be known."""
-        return 0 if self._swap_for is None else weight_bytes(self._swap_for) or 0
-
-    @property
     def next(self) -> str:
         """The child whose turn it is."""
         return self._to_come[0]
@@ -87,8 +78,8 @@ class Reloads:
     def ask(self, name: str, *, runs: bool, beside: bool) -> ReloadAsked:
         """For the child whose turn it is; `name`: the one of its two names that it bears just now."""
         self._before = self._after = self.programs[name]
-        if self._swap_for is not None:
-            self._after = self._before.swapped(self._swap_for)
+        if self.swap_for is not None:
+            self._after = self._before.swapped(self.swap_for)
         self.programs[other_name(name)] = self._after
         if not (runs and beside):
             self.programs[name] = self._after

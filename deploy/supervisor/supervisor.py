@@ -1,4 +1,4 @@
-"""Runs the children that `lifecycle` decides about: processes, signals and the lifeline, in the foreground.
+"""Runs the children that `lifecycle` decides about, in the foreground: `processes`, signals and the lifeline.
 
 The main thread owns everything but the waiting: one thread per process sits in `wait` and puts the death in
 the same queue as the threads that hear of signals, of orders from the control socket (`control`) and from the
@@ -15,25 +15,18 @@ import contextlib
 import logging
 import os
 import queue
-import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import psutil
-
-from deploy.serving.models import first_loaded, weight_bytes
 from deploy.supervisor.child import Child
-from deploy.supervisor.children import other_name
-from deploy.supervisor.control import Control, Order
+from deploy.supervisor.children import KILL_WAIT_S_MAX, other_name
+from deploy.supervisor.control import Control
 from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
     Kill,
-    NotStarted,
     Reloaded,
     Report,
     Serving,
@@ -43,13 +36,14 @@ from deploy.supervisor.events import (
     Wanted,
 )
 from deploy.supervisor.gatewayline import GatewayLine
-from deploy.supervisor.lifecycle import KILL_WAIT_S_MAX, Lifecycle
-from deploy.supervisor.reloading import Reloading, Reloads
+from deploy.supervisor.lifecycle import Lifecycle
+from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.models import first_loaded
+from deploy.supervisor.processes import Processes
+from deploy.supervisor.reloading import Order, Reloading, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from deploy.supervisor.stderr import Stderr
 from deploy.supervisor.stopsignals import stop_signals
-from protocol import lifeline, logbook
-from protocol.orderline import VARIABLE
+from protocol import lifeline, orderline
 from protocol.orders import ModelState, Orders, Roster
 
 STOP_TIMEOUT_S = 15.0
@@ -58,12 +52,6 @@ MEASURE_S = 2.0
 """So often memory is measured, where models share a budget."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    process: subprocess.Popen[bytes]
-    waiter: threading.Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +82,7 @@ class Supervisor:
         self._memory_budget = memory_budget
         self._control: Control | None = None
         self._gateway: GatewayLine | None = None
-        self._running: dict[str, _Running] = {}
+        self._processes = Processes(self._events.put)
         self._reloads = Reloads(children)
         self._models = {child.model.name: child.name for child in children if child.model is not None}
         self._on_demand = len(self._models) > 1
@@ -175,13 +163,13 @@ class Supervisor:
                 return [self._next_reload()]
             case Orders():
                 return self._ordered(heard)
-            case Died(name, pid) if self._running[name].process.pid != pid:
+            case Died(name, pid) if self._processes.pid(name) != pid:
                 return [None]  # left behind after SIGKILL, and dead at last: another one bears its name
             case _:
                 return [heard]
 
     def _ordered(self, orders: Orders) -> Sequence[Event | None]:
-        names = {running.process.pid: name for name, running in self._running.items()}
+        names = self._processes.names()
         events: list[Event | None] = [Serving(names[pid]) for pid in orders.serving if pid in names]
         events += [Spare(names[pid]) for pid in orders.spare if pid in names]
         if orders.wanted is not None:
@@ -194,7 +182,9 @@ class Supervisor:
         child = self._reloads.next
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
-        needed = max(self._taken_bytes(child), self._reloads.needed_bytes)
+        swap_for = self._reloads.swap_for
+        swapped = weight_bytes(swap_for) if swap_for is not None else None
+        needed = max(self._taken_bytes(child), swapped or 0)
         return self._reloads.ask(name, runs=runs, beside=not runs or self._fits(needed))
 
     def _fits(self, needed_bytes: int) -> bool:
@@ -241,11 +231,11 @@ class Supervisor:
             resident=model.resident,
             weight_bytes=weight_bytes(model.model) if self._on_demand else None,
             memory_bytes=self._memory_bytes(name) if self._on_demand else 0,
-            leaving=[self._running[n].process.pid for n in stays if n in leaving],
+            leaving=[self._processes.pid(n) for n in stays if n in leaving],
         )
 
     def _memory_bytes(self, child: str) -> int:
-        return sum(_resident_bytes(self._running.get(name)) for name in (child, other_name(child)))
+        return sum(self._processes.memory_bytes(name) for name in (child, other_name(child)))
 
     # --- processes ---
 
@@ -256,82 +246,24 @@ class Supervisor:
             case Reloaded():
                 self._reloaded(decision)
             case Terminate(name):
-                self._running[name].process.terminate()
+                self._processes.terminate(name)
             case Kill(name):
-                _kill_group(self._running[name].process.pid)
+                self._processes.kill(name)
             case Report(text, level):
                 log.log(level, "%s", text)
 
     def _start(self, name: str, child: Child, line: int) -> None:
-        try:
-            page = logbook.Page()
-        except OSError as error:
-            self._events.put(NotStarted(name, str(error)))
+        if not child.hears:
+            self._processes.start(name, child, {lifeline.VARIABLE: line})
             return
-        stderr = Stderr(name)
-        inherited = {lifeline.VARIABLE: line, logbook.VARIABLE: page.fd}
-        if child.hears:
-            if self._gateway is not None:
-                self._gateway.close()
-            self._gateway = GatewayLine(self._events.put)
-            inherited[VARIABLE] = self._gateway.theirs.fileno()
-        try:
-            process = subprocess.Popen(
-                child.argv,
-                env={**child.env, **{variable: str(fd) for variable, fd in inherited.items()}},
-                stdin=subprocess.DEVNULL,
-                stderr=stderr.writer,
-                pass_fds=list(inherited.values()),
-                # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
-                start_new_session=True,
-            )
-        except OSError as error:
-            stderr.close()
-            page.close()
-            self._events.put(NotStarted(name, str(error)))
-            return
-        finally:
-            if child.hears and self._gateway is not None:
-                self._gateway.theirs.close()
-        log.info("%s runs as pid %d", name, process.pid)
-        waiter = threading.Thread(
-            target=self._await_end,
-            args=(name, process, stderr, page),
-            name=f"await-{name}",
-            daemon=True,
-        )
-        self._running[name] = _Running(process, waiter)
-        waiter.start()
-
-    def _await_end(
-        self, name: str, process: subprocess.Popen[bytes], stderr: Stderr, page: logbook.Page
-    ) -> None:
-        returncode = process.wait()
-        # What it started must not outlive it: a helper could hold the GPU that the next worker needs. A
-        # group id stays taken while anyone is in it, so the id just reaped does not name strangers yet.
-        _kill_group(process.pid)
-        self._events.put(Died(name, process.pid, returncode, stderr.close(), page.close()))
+        if self._gateway is not None:
+            self._gateway.close()
+        self._gateway = GatewayLine(self._events.put)
+        theirs = self._gateway.theirs
+        self._processes.start(name, child, {lifeline.VARIABLE: line, orderline.VARIABLE: theirs.fileno()})
+        theirs.close()
 
     def _leave_nothing(self) -> None:
         if self._gateway is not None:
             self._gateway.close()
-        for running in self._running.values():
-            if running.process.returncode is None:  # only after a mistake of ours
-                _kill_group(running.process.pid)
-            running.waiter.join(KILL_WAIT_S_MAX)
-
-
-def _resident_bytes(running: _Running | None) -> int:
-    """What a process holds of the machine's memory. The GPU's own, where it has some, is not in it."""
-    if running is None or running.process.returncode is not None:
-        return 0
-    try:
-        return int(psutil.Process(running.process.pid).memory_info().rss)
-    except psutil.Error:  # it has just ended
-        return 0
-
-
-def _kill_group(leader: int) -> None:
-    # Gone already, or (macOS) nothing left in the group but zombies.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        self._processes.leave_nothing(KILL_WAIT_S_MAX)

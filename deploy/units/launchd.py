@@ -16,9 +16,10 @@ from typing import Any
 
 import psutil
 
-from deploy.serving import serve
+from deploy.serving.commandlines import python_module
 from deploy.supervisor.stderr import last_words
-from deploy.units.service import COMMAND_S_MAX, FILES_MAX, Job, Run, ServiceError, Status, must, run_command
+from deploy.units.jobs import FILES_MAX, Job
+from deploy.units.manager import COMMAND_S_MAX, Run, ServiceError, Status, must, run_command
 
 PREFIX = "mlx-roundhouse."
 SUFFIX = ".plist"
@@ -93,7 +94,7 @@ class Launchd:
         flags = [f"--starts-file={self._starts(job.name)}", f"--starts-max={job.starts_max}"]
         if job.address is not None:
             flags.append(f"--socket={SOCKET}")
-        return [*serve.python_module("deploy.units.launched"), *flags, "--", *job.argv]
+        return [*python_module("deploy.units.launched"), *flags, "--", *job.argv]
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"

@@ -13,203 +13,24 @@ remembers it, so what is found there is what is replaced, shown and removed.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import socket
-import subprocess
+import sys
 import time
-import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import psutil
 
-from deploy.serving import serve
-from deploy.supervisor.restarts import RestartLimits
-from protocol import lifeline, settings, sockets
+from deploy.units import launchd, systemd
+from deploy.units.jobs import Job
+from deploy.units.manager import Manager, Status
 
 PROGRAM = "roundhouse service"
-COMMAND_S_MAX = 60.0
-FILES_MAX = 8192
-"""A job's soft limit on open files: each connection is one, and launchd's default is 256."""
-
-_KEPT_VARIABLES = ("ROUNDHOUSE_", "HF_", "XDG_CACHE_HOME")
-_SECRET_WORDS = ("TOKEN", "SECRET", "KEY")
 
 
-class ServiceError(Exception):
-    """The service manager is not there, or refuses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A process that the service manager is to keep running. `address`: where it takes over a socket."""
-
-    name: str
-    argv: Sequence[str]
-    environment: Mapping[str, str]
-    folder: Path
-    stop_timeout_s: float
-    starts_max: int
-    window_s: float
-    address: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What the manager knows of an installed job. `pid` is None when it does not run."""
-
-    name: str
-    pid: int | None
-    last_exit: str
-
-
-class Manager(Protocol):
-    """launchd or systemd. All methods may raise `ServiceError` or `OSError`."""
-
-    folder: Path
-    """Where its files are. They are for their owner only: variables may hold keys."""
-    pattern: str
-    """What the names of ours match."""
-
-    def check(self) -> None:
-        """Raises `ServiceError` when there is no manager to talk to, before anything is touched."""
-
-    def files(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """What is to be installed, text by file name."""
-
-    def load(self, names: Collection[str], changed: Collection[str]) -> None:
-        """The files are there: run all of them, those that have `changed` anew."""
-
-    def unload(self, names: Collection[str]) -> None:
-        """Stop them, before their files go. Waits until they have ended."""
-
-    def forget(self) -> None:
-        """The files are gone."""
-
-    def leftovers(self) -> list[Path]:
-        """Whatever else the jobs have left on disk, folders last."""
-
-    def statuses(self, names: Collection[str]) -> list[Status]: ...
-
-    def hint(self) -> str:
-        """What a person should know after an installation."""
-
-
-class Run(Protocol):
-    """Runs one of the manager's commands. Raises `ServiceError` when it is not there or does not end."""
-
-    def __call__(
-        self, words: Sequence[str], within_s: float = COMMAND_S_MAX
-    ) -> subprocess.CompletedProcess[str]: ...
-
-
-def run_command(words: Sequence[str], within_s: float = COMMAND_S_MAX) -> subprocess.CompletedProcess[str]:
-    """See `Run`."""
-    if shutil.which(words[0]) is None:
-        raise ServiceError(f"{words[0]} is not on this machine")
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=within_s, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ServiceError(f"{' '.join(words)} did not end within {within_s:g} s") from error
-
-
-def must(done: subprocess.CompletedProcess[str]) -> str:
-    """Its output. Raises `ServiceError` with what it said if it failed."""
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}"
-        raise ServiceError(f"{' '.join(map(str, done.args))}: {said}")
-    return done.stdout
-
-
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
-    """The jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
-    given, children = serve.read(argv, environ)
-    if sum(child.model is not None for child in children) > 1:
-        return [_job_of_serve(argv, environ, given)]
-    config = serve.config_file(argv, environ)
-    return [
-        Job(
-            name=child.name,
-            argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
-            environment=_kept(child.env),
-            folder=Path.cwd(),  # where relative paths among the settings lead
-            stop_timeout_s=given.stop_timeout_s + _drain_s(child.name, given, environ, config),
-            starts_max=given.deaths_max + 1,
-            window_s=RestartLimits().window_s,
-            address=_address(given, config) if child.name == "gateway" else None,
-        )
-        for child in children
-    ]
-
-
-def _drain_s(name: str, given: serve.ServeSettings, environ: Mapping[str, str], config: str | None) -> float:
-    """What the requests of this job may get to end, at the most, whoever told it so: `serve` tells the worker
-    alone, a section of the file and the variable whomever they concern."""
-    own = tomllib.loads(Path(config).read_text()).get(name) if config else None
-    told: list[Any] = [own.get("drain_timeout") if isinstance(own, dict) else None]
-    told.append(given.drain_timeout_s if name == "worker" else environ.get("ROUNDHOUSE_DRAIN_TIMEOUT"))
-    longest = serve.DRAIN_TIMEOUT_S
-    for value in told:
-        # What is no number is for the job itself to refuse.
-        with contextlib.suppress(TypeError, ValueError):
-            longest = max(longest, float(value))
-    return longest
-
-
-def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: serve.ServeSettings) -> Job:
-    if any(word.split("=")[0] in ("--api-key", "--api-keys") for word in argv):
-        raise settings.SettingsError(
-            "api_keys: a flag would be on the command line for all to see; name a file"
-        )
-    return Job(
-        name="serve",
-        argv=[*serve.python_module("deploy"), "serve", *argv],
-        environment=_kept(environ),
-        folder=Path.cwd(),
-        stop_timeout_s=2 * given.stop_timeout_s,
-        starts_max=given.deaths_max + 1,
-        window_s=RestartLimits().window_s,
-    )
-
-
-def _kept(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the processes are to see of it: a service manager gives them an environment of its own."""
-    ours = {name: value for name, value in environ.items() if name.startswith(_KEPT_VARIABLES)}
-    ours.pop(lifeline.VARIABLE, None)
-    return ours
-
-
-def _own_endpoint(argv: Sequence[str]) -> list[str]:
-    # The runtime directory may be gone after a reboot. A gateway that is not told of it makes it anew, with
-    # the mode it must have; it comes to the same endpoint.
-    return [word for word in argv if not word.startswith(f"--endpoint=ipc://{sockets.runtime_directory()}/")]
-
-
-def _address(given: serve.ServeSettings, config: str | None) -> tuple[str, int]:
-    """Where the gateway would listen by itself. Service managers want it as an address, not as a name."""
-    own = serve.gateway_table(config)
-    host, port = given.host or own.get("host", "127.0.0.1"), given.port or own.get("port", serve.PORT)
-    if not isinstance(host, str) or not isinstance(port, int):
-        raise settings.SettingsError(f"host and port under [gateway] in {config}: text and a number")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
-    return str(found[0]), port
-
-
-def masked(jobs: Sequence[Job]) -> list[Job]:
-    """The same without the values of variables that sound secret, to be shown."""
-    return [
-        replace(job, environment={name: _mask(name, value) for name, value in job.environment.items()})
-        for job in jobs
-    ]
-
-
-def _mask(name: str, value: str) -> str:
-    return "(not shown)" if any(word in name for word in _SECRET_WORDS) else value
+def manager_here() -> Manager:
+    """The one that this machine has, for the user who asks."""
+    return launchd.for_this_user() if sys.platform == "darwin" else systemd.for_this_user()
 
 
 def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:

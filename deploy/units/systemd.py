@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from deploy.units.service import COMMAND_S_MAX, FILES_MAX, Job, Run, ServiceError, Status, must, run_command
+from deploy.units.jobs import FILES_MAX, Job
+from deploy.units.manager import COMMAND_S_MAX, Run, ServiceError, Status, must, run_command
 from protocol.settings import EXIT_CONFIGURATION
 
 PREFIX = "roundhouse-"

@@ -32,6 +32,15 @@ sys.exit(Supervisor(children, stop_timeout_s=told["stop_timeout_s"], limits=limi
 
 
 @pytest.fixture
+def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sockets go here, and no variable of the person who runs the tests has a say."""
+    for name in [name for name in os.environ if name.startswith("ROUNDHOUSE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "roundhouse"
+
+
+@pytest.fixture
 def begin() -> Iterator[Begin]:
     """Starts processes that are gone, with all their children, when the test is over."""
     begun: list[Told] = []

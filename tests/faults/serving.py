@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 
-from deploy.serving.models import ServedModel
 from deploy.supervisor import control
 from deploy.supervisor.child import Child
-from deploy.supervisor.reloading import Reloading, fits_beside
+from deploy.supervisor.memory import fits_beside
+from deploy.supervisor.models import ServedModel
+from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from tests.system import Process, eventually, free_port

@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 
-from deploy.serving.models import ServedModel
 from deploy.supervisor import control
 from deploy.supervisor.child import Child
-from deploy.supervisor.reloading import Reloading, fits_beside
+from deploy.supervisor.memory import fits_beside
+from deploy.supervisor.models import ServedModel
+from deploy.supervisor.reloading import Order, Reloading
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from tests.system import Process, eventually, free_port
@@ -80,7 +81,7 @@ class Several:
 
     def reload(self, model: str | None = None, swap_for: str | None = None) -> tuple[bool, str]:
         """As `roundhouse reload`: whether it was done, and what is said of it."""
-        return control.order(self._control, control.Order(model, swap_for))
+        return control.order(self._control, Order(model, swap_for))
 
     def states(self) -> dict[str, str]:
         """Of each model, by name."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.supervisor import control
+from deploy.supervisor.reloading import Order
 from tests.faults.serving import serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.faults.test_flights import ask_many, assert_undisturbed
@@ -90,7 +91,7 @@ def test_a_reload_that_is_under_way_when_all_stops_is_answered(tmp_path: Path) -
         served.set_worker("--load 60")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "control"))
-            line.sendall(control.Order().encode())
+            line.sendall(control.encode(Order()))
             eventually(lambda: served.workers("loading"), within_s=30, what="the new one loads")
             served.process.kill(signal.SIGTERM)
             line.settimeout(30)

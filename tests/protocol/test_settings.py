@@ -17,7 +17,7 @@ from broker.config import GatewaySettings
 from protocol import settings, sizes
 from protocol.settings import EXIT_CONFIGURATION, SettingsError
 from protocol.sizes import Size
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 from worker.fake.config import FakeSettings
 
 
@@ -280,6 +280,20 @@ def test_everything_wrong_is_said_at_once_with_its_source(toml: Path) -> None:
     assert "(from --kind)" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[gateway]\ncar = 1", "unknown key car in [gateway]; did you mean cars?"),
+        ("[gateway]\nspeed-s = 1", "unknown key speed-s in [gateway]; did you mean speed_s?"),
+        ("[gateway]\ncaboose = 1", "unknown key caboose in [gateway]"),
+        ("[model.a]", "unknown section [model]; did you mean models?"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_one_that_may_be_meant(text: str, said: str, toml: Path) -> None:
+    toml.write_text(text)
+    assert errors("--config", str(toml)) == [f"{toml}: {said}"]
+
+
 def test_a_field_without_a_default_is_required() -> None:
     assert errors(kind=Driven) == ["driver: is required"]
     assert read("--driver", "Bo", kind=Driven) == Driven(driver="Bo")
@@ -312,6 +326,49 @@ def test_a_file_that_is_no_toml_is_an_error(content: bytes, toml: Path) -> None:
     toml.write_bytes(content)
     [error] = errors("--config", str(toml))
     assert error.startswith(f"{toml}: ")
+
+
+def test_the_file_that_is_read_is_the_flags_or_else_the_variables() -> None:
+    env = {"ROUNDHOUSE_CONFIG": "b"}
+    assert settings.config_file(["--cars=1", "--config", "a"], env) == "a"
+    assert settings.config_file(["--cars=1"], env) == "b"
+    assert settings.config_file([], {}) is None
+    with pytest.raises(SettingsError, match="--config"):
+        settings.config_file(["--config"], env)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cars", 9),
+        ("cars", "9"),
+        ("cars", 9.0),
+        ("name", 7),
+        ("folder", "/x"),
+        ("coal", "2GB"),
+        ("whistles", True),
+    ],
+)
+def test_a_value_that_a_flag_can_say_is_taken(name: str, value: object) -> None:
+    assert settings.refusal(Trains, name, value) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("cars", 10, "Expected `int` <= 9"),
+        ("cars", 9.5, "Expected `int`, got `float`"),
+        ("cars", True, "Expected `int`, got `bool`"),
+        ("cars", [9], "Expected `int`, got `array`"),
+        ("name", True, "Expected `str`, got `bool`"),
+        ("folder", "", "Expected a path"),
+        ("whistles", "true", "Expected `bool`, got `str`"),
+    ],
+)
+def test_why_a_value_is_refused_is_said_of_what_stands_in_the_file(
+    name: str, value: object, why: str
+) -> None:
+    assert settings.refusal(Trains, name, value) == why
 
 
 def test_a_folder_for_a_file_is_an_error(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from protocol import settings
-from worker.config import WorkerSettings, cache_folder
+from protocol.workersettings import WorkerSettings
+from worker.config import cache_folder, prefix_folder
 
 
 def read(*argv: str) -> WorkerSettings:
@@ -65,8 +66,8 @@ def test_prefixes_are_kept_where_it_is_said_or_in_the_users_cache(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.platform", "linux")
-    assert read().prefix_folder == tmp_path / "cache" / "roundhouse" / "prefixes"
-    assert read("--prefix-cache-dir", "elsewhere").prefix_folder == Path("elsewhere")
+    assert prefix_folder(read()) == tmp_path / "cache" / "roundhouse" / "prefixes"
+    assert prefix_folder(read("--prefix-cache-dir", "elsewhere")) == Path("elsewhere")
 
 
 @pytest.mark.parametrize(

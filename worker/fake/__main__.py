@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from protocol import lifeline, logs, settings, sockets
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 from worker.fake.config import FakeSettings
 from worker.fake.loader import FakeLoader
 from worker.line.service import Service

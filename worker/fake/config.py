@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from protocol import logs
 from protocol.settings import public_name
-from worker.config import Bytes
+from protocol.workersettings import Bytes
 
 
 class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):

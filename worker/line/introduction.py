@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.messages import Ready
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 from worker.contract import Facts, Model
 from worker.schedule.ledger import Ledger
 from worker.schedule.scheduler import Policy

@@ -6,7 +6,8 @@ import queue
 import threading
 
 from protocol.messages import Loading, Message, Ready
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
+from worker.config import prefix_folder
 from worker.contract import Loader, Model
 from worker.line.introduction import policy_of, ready
 from worker.line.outbox import Outbox
@@ -83,7 +84,7 @@ class ModelThread:
         self.pool = PreparerPool(model.open_preparer)
         self.pool.warm()
         settings = self._settings
-        limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, settings.prefix_folder)
+        limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, prefix_folder(settings))
         store = open_store(model, limits, self.inbox.put)
         policy = policy_of(settings, model)
         self._ready = ready(self._incarnation, model.facts, policy)

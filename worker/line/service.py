@@ -38,7 +38,7 @@ from protocol.messages import (
     Welcome,
     new_incarnation,
 )
-from worker.config import WorkerSettings
+from protocol.workersettings import WorkerSettings
 from worker.contract import Loader, ModelError
 from worker.line.dealer import Line
 from worker.line.exits import EXIT_BROKEN, status_of

@@ -1,4 +1,4 @@
-"""The `roundhouse` command: what it tells its children, and how it says that something is wrong."""
+"""The `roundhouse` command: what it becomes, and how it says that something is wrong."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ import stat
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from broker.config import GatewaySettings
-from deploy.command.cli import KEY_FILES, app
-from deploy.serving import serve
-from protocol import settings
-from protocol.settings import SettingsError
-from protocol.sockets import EndpointError
+from deploy.command.cli import app
+from deploy.command.keys import KEY_FILES
+from deploy.serving.settings import ServeSettings
 from tests.deploy.supervisor.told import Begin, Told
 from tests.system import free_port
-from worker.config import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 STAND_IN = """
 import os, signal, sys
@@ -32,15 +29,6 @@ os.write(1, f"{line}\\n".encode())  # in one piece: the other one writes at the 
 if "--once" not in sys.argv:
     signal.sigwait({signal.SIGTERM})
 """
-
-
-@pytest.fixture(autouse=True)
-def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sockets go here, and no variable of the person who runs the tests has a say."""
-    for name in [name for name in os.environ if name.startswith("ROUNDHOUSE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path / "roundhouse"
 
 
 @pytest.fixture
@@ -53,238 +41,6 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
 
 
-def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
-    """What each child is told after `-m package`."""
-    _, children = serve.read(argv, environ or {})
-    told = {}
-    for child in children:
-        words = list(child.argv)
-        told[child.name] = words[words.index("-m") + 2 :]
-    return told
-
-
-def config(folder: Path, text: str) -> str:
-    file = folder / "roundhouse.toml"
-    file.write_text(text)
-    return str(file)
-
-
-def test_with_nothing_said_the_children_are_told_only_where_to_meet(runtime_folder: Path) -> None:
-    endpoint = f"--endpoint=ipc://{runtime_folder}/8000.sock"
-    assert flags([]) == {"gateway": [endpoint], "worker": [endpoint]}
-
-
-def test_the_gateway_comes_first_so_that_it_stops_first() -> None:
-    given, children = serve.read(["--stop-timeout", "3"], {})
-    assert [child.name for child in children] == ["gateway", "worker"]
-    assert given.stop_timeout_s == 3.0
-
-
-def test_each_child_gets_the_flags_that_are_its_own() -> None:
-    common = ["--endpoint=ipc:///run/x.sock"]
-    logs = ["--log-format=json", "--log-level=debug"]
-    limits = ["--max-running=4", "--max-waiting=0"]
-    assert flags(["--model=some/model", "--host=0.0.0.0", "--port=9", *limits, *common, *logs]) == {
-        "gateway": [*common, "--host=0.0.0.0", "--port=9", "--max-waiting=0", *logs],
-        "worker": [*common, "--model=some/model", "--max-running=4", *logs],
-    }
-
-
-def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
-    """Some value of a setting, on a command line."""
-    match kind:
-        case msgspec.inspect.Metadata(inner):
-            return a_value_for(name, inner)
-        case msgspec.inspect.UnionType(types):
-            return a_value_for(name, next(t for t in types if not isinstance(t, msgspec.inspect.NoneType)))
-        case msgspec.inspect.LiteralType(values):
-            return str(values[-1])
-        case msgspec.inspect.IntType(ge=low):
-            return str((low or 0) + 3)
-        case msgspec.inspect.FloatType():
-            return "2.5"
-        case msgspec.inspect.BoolType():
-            return "true"
-        case msgspec.inspect.VarTupleType():
-            return "https://a,https://b"
-        case _:
-            return f"/some/{name}"
-
-
-def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
-    fields = {f.name: f for f in msgspec.inspect.type_info(serve.ServeSettings).fields}  # type: ignore[attr-defined]
-    shared = dict.fromkeys((*serve.GATEWAY_FLAGS, *serve.WORKER_FLAGS))
-    values = {name: a_value_for(name, fields[name].type) for name in shared}
-    assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
-    words = [
-        f"--{fields[name].encode_name.replace('_', '-')}={value}"
-        for name, value in values.items()
-        if name != "insecure_no_keys"
-    ]
-    given, _ = serve.read([*words, "--insecure-no-keys"], {})
-    told = flags([*words, "--insecure-no-keys"])
-    gateway = settings.read(GatewaySettings, "gateway", told["gateway"], {}, program="", about="")
-    worker = settings.read(WorkerSettings, "worker", told["worker"], {}, program="", about="")
-    for names, child in ((serve.GATEWAY_FLAGS, gateway), (serve.WORKER_FLAGS, worker)):
-        for name in names:
-            assert getattr(given, name) not in (None, ())
-            assert getattr(child, name) == getattr(given, name), name
-
-
-def test_several_models_have_a_worker_each_that_is_told_its_name_and_the_budget() -> None:
-    argv = [
-        "--model=org/a",
-        "--model",
-        "b=org/c",
-        "--memory-budget=8GiB",
-        "--max-running=4",
-        "--unload-after=60",
-    ]
-    told = flags([*argv, "--endpoint=ipc:///run/x.sock"])
-    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", f"--memory-budget={2**33}"]
-    assert told == {
-        "gateway": [common, "--unload-after=60.0"],
-        "worker[org/a]": [common, "--model=org/a", "--served-name=org/a", *rest],
-        "worker[b]": [common, "--model=org/c", "--served-name=b", *rest],
-    }
-
-
-def test_a_table_gives_a_model_its_name_and_its_worker_settings_of_its_own(tmp_path: Path) -> None:
-    text = """
-[serve]
-max_running = 4
-[models.small]
-model = "org/small"
-aliases = ["gpt-4o-mini"]
-max_running = 8
-[models.pocket]
-resident = true
-"""
-    file = config(tmp_path, text)
-    given, children = serve.read(["--config", file, "--memory-budget=1GiB"], {})
-    assert given.memory_budget == 2**30
-    _, small, pocket = children
-    assert small.model is not None
-    assert pocket.model is not None
-    assert (small.model.aliases, small.model.resident) == (("gpt-4o-mini",), False)
-    assert pocket.model.resident
-    # The last of two flags counts.
-    assert small.argv[-3:] == ["--max-running=4", f"--memory-budget={2**30}", "--max-running=8"]
-    # Said outright, so that no variable and no [worker] table makes it another model.
-    assert "--model=" in pocket.argv
-
-
-def test_one_model_may_have_a_name_too_and_gets_what_memory_there_is(tmp_path: Path) -> None:
-    told = flags(["--model", "small=org/small"])
-    assert told["worker"][1:] == ["--model=org/small", "--served-name=small"]
-    told = flags([], {"ROUNDHOUSE_CONFIG": config(tmp_path, '[worker]\nmodel = "org/small"')})
-    assert told["worker"][2:] == ["--model=org/small"]
-
-
-def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) -> None:
-    file = config(tmp_path, '[serve]\nprefix_cache_ram = "2GiB"\nprefix_cache_disk = "1GB"')
-    environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_PREFIX_CACHE_DISK": "0"}
-    told = flags(["--prefix-cache-dir", "/var/prefixes"], environ)
-    assert told["worker"][2:] == [
-        f"--prefix-cache-ram={2 * 2**30}",
-        "--prefix-cache-disk=0",
-        "--prefix-cache-dir=/var/prefixes",
-    ]
-    assert len(told["gateway"]) == 2
-    with pytest.raises(SettingsError, match="prefix_cache_ram: Expected a size"):
-        flags(["--prefix-cache-ram", "plenty"])
-
-
-@pytest.mark.parametrize("way", ["flag", "variable", "file"])
-def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str, tmp_path: Path) -> None:
-    argv = ["--api-key", "rh-one", "--api-key", "rh-two"] if way == "flag" else []
-    environ = {"ROUNDHOUSE_API_KEYS": "rh-old" if way == "flag" else "rh-one,rh-two"}
-    if way == "file":
-        argv = ["--config", config(tmp_path, '[serve]\napi_keys = ["rh-one", "rh-two"]')]
-        environ = {}
-    _, [gateway, worker] = serve.read(argv, environ)
-    assert gateway.env["ROUNDHOUSE_API_KEYS"] == "rh-one,rh-two"
-    assert "ROUNDHOUSE_API_KEYS" not in worker.env
-    assert not any("rh-" in word for child in (gateway, worker) for word in child.argv)
-
-
-def test_who_may_come_in_is_for_the_gateway_and_curve_keys_are_for_both(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    argv = ["--api-keys-file", str(file), "--max-per-key=2", "--queue-timeout=9", "--max-connections=10"]
-    told = flags([*argv, "--cors-origin=https://a", "--cors-origin=https://b", "--curve-keys=/curve"])
-    assert told["gateway"][1:] == [
-        f"--api-keys-file={file}",
-        "--max-per-key=2",
-        "--cors-origins=https://a,https://b",
-        "--curve-keys=/curve",
-        "--queue-timeout=9.0",
-        "--max-connections=10",
-    ]
-    assert told["worker"][1:] == ["--curve-keys=/curve"]
-
-
-@pytest.mark.parametrize("flag", ["--insecure-no-keys", "--no-insecure-no-keys"])
-def test_a_switch_is_handed_on_as_it_was_said(flag: str) -> None:
-    assert flags([flag])["gateway"][1:] == [flag]
-    assert flags([])["gateway"] == flags([])["worker"]
-
-
-def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path) -> None:
-    file = config(tmp_path, '[serve]\nmodel = "from-file"\nmax_running = 1\nmax_waiting = 1')
-    environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_MAX_RUNNING": "2", "ROUNDHOUSE_MAX_WAITING": "2"}
-    told = flags(["--max-running", "3"], environ)
-    assert "--model=from-file" in told["worker"]
-    assert "--max-running=3" in told["worker"]
-    assert "--max-waiting=2" in told["gateway"]
-    assert told["gateway"][0] == told["worker"][0] == f"--config={file}"
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "table", "port"),
-    [
-        (["--port", "1"], {"ROUNDHOUSE_PORT": "2"}, "[serve]\nport = 3\n[gateway]\nport = 4", 1),
-        ([], {"ROUNDHOUSE_PORT": "2"}, "[serve]\nport = 3\n[gateway]\nport = 4", 2),
-        ([], {}, "[serve]\nport = 3\n[gateway]\nport = 4", 3),
-        ([], {}, "[gateway]\nport = 4", 4),
-        ([], {}, "[worker]", 8000),
-    ],
-)
-def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
-    argv: list[str], environ: dict[str, str], table: str, port: int, tmp_path: Path
-) -> None:
-    told = flags([*argv, "--config", config(tmp_path, table)], environ)
-    assert f"--endpoint=ipc://{tmp_path}/roundhouse/{port}.sock" in told["worker"]
-    assert told["gateway"][1] == told["worker"][1]
-
-
-def test_an_endpoint_set_for_the_gateway_alone_is_where_the_worker_goes_too(tmp_path: Path) -> None:
-    file = config(tmp_path, '[gateway]\nendpoint = "tcp://127.0.0.1:5555"')
-    assert "--endpoint=tcp://127.0.0.1:5555" in flags(["--config", file])["worker"]
-
-
-def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
-    file = config(tmp_path, "[serve]\nmax_runing = 1")
-    with pytest.raises(SettingsError) as caught:
-        serve.read(["--config", file, "--port", "x"], {"ROUNDHOUSE_STOP_TIMEOUT": "-1"})
-    assert len(str(caught.value).splitlines()) == 3
-
-
-def test_a_runtime_folder_that_others_can_enter_is_refused(runtime_folder: Path) -> None:
-    runtime_folder.mkdir()
-    runtime_folder.chmod(0o755)
-    with pytest.raises(EndpointError, match="0700"):
-        serve.read([], {})
-
-
-def test_somebody_elses_worker_in_the_current_folder_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert serve.python_module("worker") == [sys.executable, "-P", "-m", "worker"]
-    monkeypatch.chdir(ROOT)
-    assert serve.python_module("worker") == [sys.executable, "-m", "worker"]
-
-
 def test_wrong_settings_end_it_with_78_and_one_line_each() -> None:
     result = CliRunner().invoke(app, ["serve", "--port", "x", "--max-running", "0"])
     assert result.exit_code == 78
@@ -292,6 +48,20 @@ def test_wrong_settings_end_it_with_78_and_one_line_each() -> None:
         ["roundhouse serve", " port"],
         ["roundhouse serve", " max_running"],
     ]
+
+
+def test_misspelt_settings_of_models_that_start_much_later_end_it_at_once_with_78(
+    begin: Begin, tmp_path: Path
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text("[models.small]\nmax_runing = 8\n[models.large]\nprefix_cache_ram = 'much'\n")
+    told = begin([sys.executable, "-m", "deploy", "serve", "--config", str(file)])
+    assert told.wait() == 78
+    small, large = told.lines
+    assert small == (
+        f"roundhouse serve: [models.small] max_runing: unknown key; did you mean max_running? (from {file})"
+    )
+    assert large.startswith("roundhouse serve: [models.large] prefix_cache_ram: Expected ")
 
 
 @pytest.mark.parametrize("missing", ["folder", "file"])
@@ -314,7 +84,7 @@ def test_every_command_has_help(command: list[str]) -> None:
 
 def test_the_help_of_serve_names_every_setting() -> None:
     text = CliRunner().invoke(app, ["serve", "--help"]).stdout
-    for name in serve.ServeSettings.__struct_encode_fields__:
+    for name in ServeSettings.__struct_encode_fields__:
         assert f"--{name.replace('_', '-')} " in text
 
 

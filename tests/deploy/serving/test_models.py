@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deploy.serving.models import ServedModel, first_loaded, memory_budget, read, weight_bytes
+from deploy.serving.commandlines import worker_flags
+from deploy.serving.models import memory_budget, read
+from deploy.serving.settings import ServeSettings
+from deploy.supervisor.models import ServedModel, Setting
+from protocol import settings
 from protocol.settings import SettingsError
+from protocol.workersettings import WorkerSettings
+from tests.deploy.weights import weights
 
 
 def config(folder: Path, text: str) -> str:
@@ -17,23 +26,27 @@ def config(folder: Path, text: str) -> str:
     return str(file)
 
 
-def weights(folder: Path, *sizes: int) -> str:
-    """A model's folder with weight files of these sizes."""
-    folder.mkdir()
-    for number, size in enumerate(sizes, 1):
-        with (folder / f"model-{number:05}.safetensors").open("wb") as file:
-            file.truncate(size)
-    return str(folder)
+def found(named: Sequence[str], file: str | None) -> list[ServedModel]:
+    errors: list[str] = []
+    models = read(named, file, errors)
+    assert errors == []
+    return models
+
+
+def wrong(file: str) -> list[str]:
+    errors: list[str] = []
+    read((), file, errors)
+    return errors
 
 
 def test_where_none_is_named_the_embedded_one_is_served() -> None:
-    assert read((), None) == [ServedModel(name="pocket")]
+    assert found((), None) == [ServedModel(name="pocket")]
 
 
 def test_one_is_called_by_its_id_its_folder_or_the_name_it_is_given(tmp_path: Path) -> None:
     folder = weights(tmp_path / "large", 1)
-    found = read(("org/a", folder, "small=org/b", f"big={folder}"), None)
-    assert [(model.name, model.model) for model in found] == [
+    models = found(("org/a", folder, "small=org/b", f"big={folder}"), None)
+    assert [(model.name, model.model) for model in models] == [
         ("org/a", "org/a"),
         ("large", folder),
         ("small", "org/b"),
@@ -46,14 +59,14 @@ def test_a_folder_whose_name_has_an_equals_sign_is_a_folder(
 ) -> None:
     weights(tmp_path / "a=b", 1)
     monkeypatch.chdir(tmp_path)
-    assert read(("a=b",), None) == [ServedModel(name="a=b", model="a=b")]
+    assert found(("a=b",), None) == [ServedModel(name="a=b", model="a=b")]
 
 
 def test_those_named_come_before_those_of_the_file_and_win_over_them(tmp_path: Path) -> None:
     file = config(
         tmp_path, '[models.a]\nmodel = "org/a"\naliases = ["x"]\nmax_running = 2\n[models.b]\nresident = true'
     )
-    first, second, third = read(("c=org/c", "a=org/other"), file)
+    first, second, third = found(("c=org/c", "a=org/other"), file)
     assert first == ServedModel(name="c", model="org/c", named=True)
     assert second == ServedModel(
         name="a", model="org/other", named=True, aliases=("x",), settings={"max_running": 2}
@@ -67,53 +80,55 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
         '[models.a]\naliases = "x"\n[models.b]\nresident = 1\n[models.c]\naliases = ["d"]\n[models.d]\n'
         '[models."e]"]\n[models.f]\nmax_running = [1]',
     )
-    with pytest.raises(SettingsError) as caught:
-        read((), file)
-    lines = str(caught.value).splitlines()
-    assert [line.split(":")[0].split()[-1] for line in lines] == [
-        "[models.a]",
-        "[models.b]",
-        "[models.f]",
-        "'e]'",
-        "'d'",
+    assert wrong(file) == [
+        f"[models.a] aliases: Expected `array`, got `str` (from {file})",
+        f"[models.b] resident: Expected `bool`, got `int` (from {file})",
+        f"[models.f] max_running: Expected `int`, got `array` (from {file})",
+        "model 'e]': not a name",
+        "model 'd': the name of two",
     ]
-    assert "the name of two" in lines[-1]
+
+
+def test_of_each_table_names_come_first_with_what_may_be_meant(tmp_path: Path) -> None:
+    file = config(
+        tmp_path,
+        "[models.small]\nmax_running = 0\nmax_runing = 8\nalias = ['x']\ncolour = 1\nprefix-cache-ram = 1\n"
+        '[models.large]\nlog_level = "loud"',
+    )
+    assert wrong(file) == [
+        f"[models.small] max_runing: unknown key; did you mean max_running? (from {file})",
+        f"[models.small] alias: unknown key; did you mean aliases? (from {file})",
+        f"[models.small] colour: unknown key (from {file})",
+        f"[models.small] prefix-cache-ram: unknown key; did you mean prefix_cache_ram? (from {file})",
+        f"[models.small] max_running: Expected `int` >= 1 (from {file})",
+        f"[models.large] log_level: Invalid enum value 'loud' (from {file})",
+    ]
 
 
 def test_models_that_are_no_tables_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"as \[models.NAME\]"):
-        read((), config(tmp_path, 'models = "a"'))
-    with pytest.raises(SettingsError, match=r"\[models.a\]"):
-        read((), config(tmp_path, 'models.a = "b"'))
+    file = config(tmp_path, 'models = "a"')
+    assert wrong(file) == [f"{file}: models must be tables, as [models.NAME]"]
+    file = config(tmp_path, 'models.a = "b"')
+    assert wrong(file) == [f"[models.a]: must be a table (from {file})"]
 
 
-def test_what_a_model_takes_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
-    folder = weights(tmp_path / "two", 1000, 500)
-    (tmp_path / "two" / "other.safetensors").write_bytes(b"x" * 9)
-    assert weight_bytes(folder) == 1500
-    (tmp_path / "two" / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": 7}})
-    )
-    assert weight_bytes(folder) == 7
-    assert weight_bytes(str(tmp_path / "nowhere")) is None
-    embedded = weight_bytes(None)
-    assert embedded is not None
-    assert embedded > 10**5
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-3, 2**63),
+    st.sampled_from([0.0, 0.5, 1.5, 8.0, 1e30, math.inf, math.nan]),
+    st.sampled_from(["", "8", "0.5", "-1", "2GiB", "8.0", "much", "/x", "~/x", "text", "true", "inf"]),
+)
 
 
-def test_what_a_repository_takes_is_known_once_it_is_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = tmp_path / "models--org--a" / "snapshots" / "0123"
-    refs = tmp_path / "models--org--a" / "refs"
-    refs.mkdir(parents=True)
-    (refs / "main").write_text("0123")
-    snapshot.parent.mkdir()
-    weights(snapshot, 1234)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert weight_bytes("org/a") is None
-    (snapshot / "config.json").write_text("{}")
-    assert weight_bytes("org/a") == 1234
+@given(st.sampled_from(sorted(WorkerSettings.__struct_encode_fields__)), VALUES)
+def test_a_value_is_refused_just_when_the_worker_would_refuse_its_flag(name: str, value: Setting) -> None:
+    try:
+        told = worker_flags(ServeSettings(), ServedModel(name="a", settings={name: value}), several=True)
+        settings.read(WorkerSettings, "worker", told, {}, program="", about="")
+        taken = True
+    except SettingsError:
+        taken = False
+    assert (settings.refusal(WorkerSettings, name, value) is None) == taken
 
 
 def test_one_model_takes_what_it_needs_and_several_share_a_part_of_the_machine() -> None:
@@ -133,11 +148,3 @@ def test_residents_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert memory_budget(2000, models) == 2000
     with pytest.raises(SettingsError, match="the resident models take 2000 bytes"):
         memory_budget(1999, models)
-
-
-def test_serve_starts_with_the_residents_or_else_with_the_first() -> None:
-    plain = [ServedModel(name=name) for name in ("a", "b")]
-    resident = ServedModel(name="c", resident=True)
-    assert first_loaded(plain) == plain[:1]
-    assert first_loaded([*plain, resident]) == [resident]
-    assert first_loaded([]) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.supervisor.children import State, other_name
+from deploy.supervisor.children import KILL_WAIT_S_MAX, State, other_name
 from deploy.supervisor.events import (
     Decision,
     Died,
@@ -20,7 +20,7 @@ from deploy.supervisor.events import (
     StopAsked,
     Terminate,
 )
-from deploy.supervisor.lifecycle import KILL_WAIT_S_MAX, Lifecycle
+from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 
 STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0

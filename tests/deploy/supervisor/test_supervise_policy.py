@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.supervisor.children import State
+from deploy.supervisor.children import KILL_WAIT_S_MAX, State
 from deploy.supervisor.events import (
     Decision,
     Died,
@@ -21,7 +21,7 @@ from deploy.supervisor.events import (
     StopAsked,
     Terminate,
 )
-from deploy.supervisor.lifecycle import KILL_WAIT_S_MAX, Lifecycle
+from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 
 LIMITS = RestartLimits()

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from deploy.units import service
+from deploy.units.jobs import Job
+from deploy.units.jobs import read as read_jobs
 from deploy.units.launchd import PREFIX, Launchd
-from deploy.units.service import Job
 from tests.deploy.units.agents import Agent, Agents
 from tests.faults import streams
 from tests.system import START_S_MAX, eventually, free_port
@@ -67,7 +68,7 @@ def installed(tmp_path: Path, environ: dict[str, str]) -> Iterator[Installed]:
     port = free_port()
     agents, home = Agents(), tmp_path / "home"
     manager = Launchd(home, environ, os.getuid(), agents)
-    jobs = scripted(service.read(["--port", str(port)], environ))
+    jobs = scripted(read_jobs(["--port", str(port)], environ))
     with contextlib.closing(agents), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
         service.install(manager, jobs)
         system = Installed(home, manager, agents, jobs, http)
@@ -159,7 +160,7 @@ def test_removed_it_leaves_no_process_no_socket_and_no_file(installed: Installed
 def test_one_that_is_set_up_wrongly_is_not_started_for_ever(tmp_path: Path, environ: dict[str, str]) -> None:
     agents = Agents(throttle_s=0.0)
     manager = Launchd(tmp_path, environ, os.getuid(), agents)
-    jobs = service.read(["--port", str(free_port()), "--deaths-max", "2"], environ)
+    jobs = read_jobs(["--port", str(free_port()), "--deaths-max", "2"], environ)
     broken = [replace(job, argv=[*job.argv, "--no-such-flag"]) for job in jobs if job.name == "worker"]
     with contextlib.closing(agents):
         service.install(manager, broken)

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
-from deploy.units import service
+from deploy.units import jobs, service
+from deploy.units.jobs import Job
 from deploy.units.launchd import Launchd
 from deploy.units.launchd import read_status as read_launchd
-from deploy.units.service import COMMAND_S_MAX, Job, ServiceError, Status
+from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status
 from deploy.units.systemd import Systemd, service_unit
 from deploy.units.systemd import read_status as read_systemd
 from protocol import lifeline
@@ -51,7 +52,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def plists(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, dict[str, Any]]:
     """The plists by label."""
-    files = Launchd(home, environ, 501, Agents()).files(service.read(argv, environ))
+    files = Launchd(home, environ, 501, Agents()).files(jobs.read(argv, environ))
     parsed = {name: plistlib.loads(text.encode()) for name, text in files.items()}
     assert all(name == f"{plist['Label']}.plist" for name, plist in parsed.items())
     return {plist["Label"]: plist for plist in parsed.values()}
@@ -70,7 +71,7 @@ def parse(text: str) -> Unit:
 
 
 def units(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, str]:
-    return Systemd(home, {}).files(service.read(argv, environ))
+    return Systemd(home, {}).files(jobs.read(argv, environ))
 
 
 # --- what is rendered ------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def manager(tmp_path: Path, systemctl: Systemctl) -> Systemd:
 def test_installed_all_is_enabled_and_runs_and_its_files_are_private(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
-    service.install(manager, service.read([], environ))
+    service.install(manager, jobs.read([], environ))
     assert systemctl.enabled == systemctl.active == {GATEWAY, SOCKET, WORKER}
     assert sorted(systemctl.starts) == sorted([GATEWAY, SOCKET, WORKER])
     assert sorted(path.name for path in manager.folder.iterdir()) == sorted([GATEWAY, SOCKET, WORKER])
@@ -293,9 +294,9 @@ def test_installed_all_is_enabled_and_runs_and_its_files_are_private(
 def test_installed_again_only_what_has_changed_starts_anew(
     flags: list[str], restarted: list[str], manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
-    service.install(manager, service.read([], environ))
+    service.install(manager, jobs.read([], environ))
     systemctl.starts.clear()
-    assert sorted(service.install(manager, service.read(flags, environ))) == sorted(restarted)
+    assert sorted(service.install(manager, jobs.read(flags, environ))) == sorted(restarted)
     assert sorted(systemctl.starts) == sorted(restarted)
 
 
@@ -303,7 +304,7 @@ def test_a_reload_restarts_the_worker_alone(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
     assert service.reload(manager) == []
-    service.install(manager, service.read([], environ))
+    service.install(manager, jobs.read([], environ))
     systemctl.starts.clear()
     assert service.reload(manager) == [WORKER]
     assert systemctl.starts == [WORKER]
@@ -322,9 +323,8 @@ def test_who_has_longer_to_end_requests_is_killed_later(
     flags = ["--stop-timeout=7", "--config", str(file), *(["--drain-timeout=600"] if way == "flag" else [])]
     if way == "variable":
         environ |= {"ROUNDHOUSE_DRAIN_TIMEOUT": "600"}
-    jobs = {job.name: job for job in service.read(flags, environ)}
-    assert jobs["gateway"].stop_timeout_s == 7 + gateway_s
-    assert jobs["worker"].stop_timeout_s == 7 + worker_s
+    timeouts_s = {job.name: job.stop_timeout_s for job in jobs.read(flags, environ)}
+    assert timeouts_s == {"gateway": 7 + gateway_s, "worker": 7 + worker_s}
     agents = plists(tmp_path, flags, environ)
     assert agents["mlx-roundhouse.worker"]["ExitTimeOut"] == 7 + worker_s
     assert parse(units(tmp_path, flags, environ)[WORKER])["Service"]["TimeoutStopSec"] == [f"{7 + worker_s}"]
@@ -333,7 +333,7 @@ def test_who_has_longer_to_end_requests_is_killed_later(
 def test_whoever_stops_a_worker_that_drains_for_long_waits_as_long(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
-    service.install(manager, service.read(["--drain-timeout=600"], environ))
+    service.install(manager, jobs.read(["--drain-timeout=600"], environ))
     service.reload(manager)
     assert systemctl.patience_s["restart"] > 600
     service.remove(manager)
@@ -359,7 +359,7 @@ def test_a_job_that_runs_is_given_what_launchd_knows_of_it_though_its_file_is_ne
 def test_removed_nothing_is_left_and_files_of_others_are(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
-    service.install(manager, service.read([], environ))
+    service.install(manager, jobs.read([], environ))
     (manager.folder / "other.service").touch()
     assert sorted(service.remove(manager)) == sorted([GATEWAY, SOCKET, WORKER])
     assert [path.name for path in manager.folder.iterdir()] == ["other.service"]
@@ -373,7 +373,7 @@ def test_a_manager_that_does_not_answer_is_an_error_before_anything_is_written(
 ) -> None:
     systemctl.refuses = "daemon-reload"
     with pytest.raises(ServiceError, match="No medium found"):
-        service.install(manager, service.read([], environ))
+        service.install(manager, jobs.read([], environ))
     assert not manager.folder.exists()
 
 
@@ -382,7 +382,7 @@ def test_what_the_manager_refuses_is_told_in_its_words(
 ) -> None:
     systemctl.refuses = "enable"
     with pytest.raises(ServiceError, match=r"systemctl --user enable .*No medium found"):
-        service.install(manager, service.read([], environ))
+        service.install(manager, jobs.read([], environ))
     # And can be undone all the same.
     assert len(service.remove(manager)) == 3
     assert list(manager.folder.iterdir()) == []
@@ -431,7 +431,7 @@ def test_what_launchctl_prints_is_understood(printed: str | None, pid: int | Non
 def test_a_dry_run_prints_the_files_without_secrets_and_changes_nothing(
     platform: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.command.cli.sys.platform", platform)
+    monkeypatch.setattr("deploy.units.service.sys.platform", platform)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     result = CliRunner().invoke(app, ["service", "install", "--model=some/model", "--dry-run"])
@@ -447,7 +447,7 @@ def test_a_dry_run_prints_the_files_without_secrets_and_changes_nothing(
 def test_without_a_service_manager_it_says_so_and_leaves_nothing(
     platform: str, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.command.cli.sys.platform", platform)
+    monkeypatch.setattr("deploy.units.service.sys.platform", platform)
     monkeypatch.setenv("PATH", "")
     result = CliRunner().invoke(app, ["service", "install"])
     assert (result.exit_code, result.stderr) == (78, f"roundhouse service: {tool} is not on this machine\n")
@@ -461,6 +461,17 @@ def test_wrong_flags_are_told_before_anything_is_installed(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_wrong_settings_of_a_model_are_told_before_anything_is_installed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text("[models.a]\nmax_runing = 8\n[models.b]\n")
+    result = CliRunner().invoke(app, ["service", "install", "--config", str(file)])
+    assert result.exit_code == 78
+    assert "roundhouse service: [models.a] max_runing: unknown key" in result.stderr
+    assert not (tmp_path / ".config").exists()
+
+
 def test_status_without_an_installation_says_so_with_status_1() -> None:
     result = CliRunner().invoke(app, ["service", "status"])
     assert (result.exit_code, result.stdout) == (1, "nothing is installed\n")
@@ -472,7 +483,7 @@ def test_a_command_that_is_there_is_run_and_its_failure_told(
     tool = tmp_path / "systemctl"
     tool.write_text(f"#!{sys.executable}\nimport sys; sys.exit('no bus for ' + ' '.join(sys.argv[1:]))\n")
     tool.chmod(0o700)
-    monkeypatch.setattr("deploy.command.cli.sys.platform", "linux")
+    monkeypatch.setattr("deploy.units.service.sys.platform", "linux")
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(app, ["service", "install"])
     assert result.exit_code == 78
@@ -480,18 +491,18 @@ def test_a_command_that_is_there_is_run_and_its_failure_told(
 
 
 def test_api_keys_are_the_gateways_alone_and_on_no_command_line(environ: dict[str, str]) -> None:
-    gateway, worker = service.read(["--api-keys=sk-very-secret-key"], environ)
+    gateway, worker = jobs.read(["--api-keys=sk-very-secret-key"], environ)
     assert gateway.environment == {"ROUNDHOUSE_API_KEYS": "sk-very-secret-key"}
     assert worker.environment == {}
     assert not any("very-secret" in word for job in (gateway, worker) for word in job.argv)
 
 
 def test_secrets_are_masked_for_showing_only(environ: dict[str, str]) -> None:
-    jobs = service.read([], environ | {"HF_TOKEN": "abc", "ROUNDHOUSE_API_KEYS": "def", "HF_HOME": "/x"})
-    assert [replace(job, environment={}) for job in service.masked(jobs)] == [
-        replace(job, environment={}) for job in jobs
+    found = jobs.read([], environ | {"HF_TOKEN": "abc", "ROUNDHOUSE_API_KEYS": "def", "HF_HOME": "/x"})
+    assert [replace(job, environment={}) for job in jobs.masked(found)] == [
+        replace(job, environment={}) for job in found
     ]
-    assert service.masked(jobs)[0].environment == {
+    assert jobs.masked(found)[0].environment == {
         "HF_TOKEN": "(not shown)",
         "ROUNDHOUSE_API_KEYS": "(not shown)",
         "HF_HOME": "/x",
@@ -500,7 +511,7 @@ def test_secrets_are_masked_for_showing_only(environ: dict[str, str]) -> None:
 
 def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str], tmp_path: Path) -> None:
     argv = ["--model=org/a", "--model=b=org/b", "--memory-budget=1GiB"]
-    [job] = service.read(argv, environ | {"ROUNDHOUSE_API_KEYS": "rh-1", "HOME": "/x"})
+    [job] = jobs.read(argv, environ | {"ROUNDHOUSE_API_KEYS": "rh-1", "HOME": "/x"})
     assert job.name == "serve"
     assert list(job.argv[-5:]) == ["deploy", "serve", *argv]
     assert job.environment == {"ROUNDHOUSE_API_KEYS": "rh-1"}
@@ -508,4 +519,4 @@ def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str
     files = Systemd(tmp_path, environ, Agents()).files([job])
     assert list(files) == ["roundhouse-serve.service"]
     with pytest.raises(SettingsError, match="name a file"):
-        service.read([*argv, "--api-key=rh-2"], environ)
+        jobs.read([*argv, "--api-key=rh-2"], environ)

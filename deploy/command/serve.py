@@ -1,0 +1,33 @@
+"""`roundhouse serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import typer
+
+from deploy.serving import serve as serving
+from deploy.serving.settings import PROGRAM
+from deploy.supervisor import control
+from deploy.supervisor.supervisor import Supervisor
+from protocol import logs, settings, sockets
+
+
+def serve(context: typer.Context) -> None:
+    """Run the gateway and a worker for each model, supervised, in the foreground."""
+    try:
+        given, children = serving.read(context.args, os.environ)
+        path = control.path_for(serving.port(context.args, os.environ))
+    except (settings.SettingsError, sockets.EndpointError, OSError) as error:
+        settings.exit_with(PROGRAM, str(error))
+    logs.setup("serve", given.log_format or "text", given.log_level or "info")
+    status = Supervisor(
+        children,
+        stop_timeout_s=given.stop_timeout_s,
+        limits=given.restart_limits(),
+        reloading=given.reloading(path),
+        memory_budget=given.memory_budget,
+    ).run()
+    logging.getLogger(__name__).info("all stopped, exit status %d", status)
+    raise typer.Exit(status)

@@ -1,0 +1,53 @@
+"""What models take of the machine's memory, as far as their files and their processes tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+
+from protocol.naming import folder_of, is_folder
+
+MARGIN_BYTES = 2**29
+"""What must stay free when a second worker has been loaded beside the first one."""
+
+_POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
+_WEIGHTS = "model*.safetensors"
+
+
+def weight_bytes(model: str | None) -> int | None:
+    """The size of its weight files; None: they are not on this machine, or nobody knows where."""
+    if model is None:
+        folder = _POCKET_FOLDER
+    elif is_folder(model):
+        folder = folder_of(model)
+    elif (found := _snapshot(model)) is not None:
+        folder = found
+    else:
+        return None
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_bytes())
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
+        return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
+
+
+def _snapshot(repository: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(repository, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def fits_beside(needed_bytes: int) -> bool:
+    """Whether the machine has as much memory left, and a margin."""
+    return int(psutil.virtual_memory().available) >= needed_bytes + MARGIN_BYTES
+
+
+def process_bytes(pid: int) -> int:
+    """What a process holds of the machine's memory. The GPU's own, where it has some, is not in it."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0

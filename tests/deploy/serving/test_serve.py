@@ -1,0 +1,311 @@
+"""What `serve` runs, out of flags, variables and the TOML file: what each child is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker.config import GatewaySettings
+from deploy.serving import serve
+from deploy.serving.commandlines import GATEWAY_FLAGS, WORKER_FLAGS, python_module
+from deploy.serving.settings import ServeSettings
+from protocol import settings
+from protocol.settings import SettingsError
+from protocol.sockets import EndpointError
+from protocol.workersettings import WorkerSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.usefixtures("runtime_folder")
+
+
+def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
+    """What each child is told after `-m package`."""
+    _, children = serve.read(argv, environ or {})
+    told = {}
+    for child in children:
+        words = list(child.argv)
+        told[child.name] = words[words.index("-m") + 2 :]
+    return told
+
+
+def config(folder: Path, text: str) -> str:
+    file = folder / "roundhouse.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_with_nothing_said_the_children_are_told_only_where_to_meet(runtime_folder: Path) -> None:
+    endpoint = f"--endpoint=ipc://{runtime_folder}/8000.sock"
+    assert flags([]) == {"gateway": [endpoint], "worker": [endpoint]}
+
+
+def test_the_gateway_comes_first_so_that_it_stops_first() -> None:
+    given, children = serve.read(["--stop-timeout", "3"], {})
+    assert [child.name for child in children] == ["gateway", "worker"]
+    assert given.stop_timeout_s == 3.0
+
+
+def test_each_child_gets_the_flags_that_are_its_own() -> None:
+    common = ["--endpoint=ipc:///run/x.sock"]
+    logs = ["--log-format=json", "--log-level=debug"]
+    limits = ["--max-running=4", "--max-waiting=0"]
+    assert flags(["--model=some/model", "--host=0.0.0.0", "--port=9", *limits, *common, *logs]) == {
+        "gateway": [*common, "--host=0.0.0.0", "--port=9", "--max-waiting=0", *logs],
+        "worker": [*common, "--model=some/model", "--max-running=4", *logs],
+    }
+
+
+def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
+    """Some value of a setting, on a command line."""
+    match kind:
+        case msgspec.inspect.Metadata(inner):
+            return a_value_for(name, inner)
+        case msgspec.inspect.UnionType(types):
+            return a_value_for(name, next(t for t in types if not isinstance(t, msgspec.inspect.NoneType)))
+        case msgspec.inspect.LiteralType(values):
+            return str(values[-1])
+        case msgspec.inspect.IntType(ge=low):
+            return str((low or 0) + 3)
+        case msgspec.inspect.FloatType():
+            return "2.5"
+        case msgspec.inspect.BoolType():
+            return "true"
+        case msgspec.inspect.VarTupleType():
+            return "https://a,https://b"
+        case _:
+            return f"/some/{name}"
+
+
+def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
+    fields = {f.name: f for f in msgspec.inspect.type_info(ServeSettings).fields}  # type: ignore[attr-defined]
+    shared = dict.fromkeys((*GATEWAY_FLAGS, *WORKER_FLAGS))
+    values = {name: a_value_for(name, fields[name].type) for name in shared}
+    assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
+    words = [
+        f"--{fields[name].encode_name.replace('_', '-')}={value}"
+        for name, value in values.items()
+        if name != "insecure_no_keys"
+    ]
+    given, _ = serve.read([*words, "--insecure-no-keys"], {})
+    told = flags([*words, "--insecure-no-keys"])
+    gateway = settings.read(GatewaySettings, "gateway", told["gateway"], {}, program="", about="")
+    worker = settings.read(WorkerSettings, "worker", told["worker"], {}, program="", about="")
+    for names, child in ((GATEWAY_FLAGS, gateway), (WORKER_FLAGS, worker)):
+        for name in names:
+            assert getattr(given, name) not in (None, ())
+            assert getattr(child, name) == getattr(given, name), name
+
+
+def test_several_models_have_a_worker_each_that_is_told_its_name_and_the_budget() -> None:
+    argv = [
+        "--model=org/a",
+        "--model",
+        "b=org/c",
+        "--memory-budget=8GiB",
+        "--max-running=4",
+        "--unload-after=60",
+    ]
+    told = flags([*argv, "--endpoint=ipc:///run/x.sock"])
+    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", f"--memory-budget={2**33}"]
+    assert told == {
+        "gateway": [common, "--unload-after=60.0"],
+        "worker[org/a]": [common, "--model=org/a", "--served-name=org/a", *rest],
+        "worker[b]": [common, "--model=org/c", "--served-name=b", *rest],
+    }
+
+
+def test_a_table_gives_a_model_its_name_and_its_worker_settings_of_its_own(tmp_path: Path) -> None:
+    text = """
+[serve]
+max_running = 4
+[models.small]
+model = "org/small"
+aliases = ["gpt-4o-mini"]
+max_running = 8
+[models.pocket]
+resident = true
+"""
+    file = config(tmp_path, text)
+    given, children = serve.read(["--config", file, "--memory-budget=1GiB"], {})
+    assert given.memory_budget == 2**30
+    _, small, pocket = children
+    assert small.model is not None
+    assert pocket.model is not None
+    assert (small.model.aliases, small.model.resident) == (("gpt-4o-mini",), False)
+    assert pocket.model.resident
+    # The last of two flags counts.
+    assert small.argv[-3:] == ["--max-running=4", f"--memory-budget={2**30}", "--max-running=8"]
+    # Said outright, so that no variable and no [worker] table makes it another model.
+    assert "--model=" in pocket.argv
+
+
+def test_one_model_may_have_a_name_too_and_gets_what_memory_there_is(tmp_path: Path) -> None:
+    told = flags(["--model", "small=org/small"])
+    assert told["worker"][1:] == ["--model=org/small", "--served-name=small"]
+    told = flags([], {"ROUNDHOUSE_CONFIG": config(tmp_path, '[worker]\nmodel = "org/small"')})
+    assert told["worker"][2:] == ["--model=org/small"]
+
+
+def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) -> None:
+    file = config(tmp_path, '[serve]\nprefix_cache_ram = "2GiB"\nprefix_cache_disk = "1GB"')
+    environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_PREFIX_CACHE_DISK": "0"}
+    told = flags(["--prefix-cache-dir", "/var/prefixes"], environ)
+    assert told["worker"][2:] == [
+        f"--prefix-cache-ram={2 * 2**30}",
+        "--prefix-cache-disk=0",
+        "--prefix-cache-dir=/var/prefixes",
+    ]
+    assert len(told["gateway"]) == 2
+    with pytest.raises(SettingsError, match="prefix_cache_ram: Expected a size"):
+        flags(["--prefix-cache-ram", "plenty"])
+
+
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str, tmp_path: Path) -> None:
+    argv = ["--api-key", "rh-one", "--api-key", "rh-two"] if way == "flag" else []
+    environ = {"ROUNDHOUSE_API_KEYS": "rh-old" if way == "flag" else "rh-one,rh-two"}
+    if way == "file":
+        argv = ["--config", config(tmp_path, '[serve]\napi_keys = ["rh-one", "rh-two"]')]
+        environ = {}
+    _, [gateway, worker] = serve.read(argv, environ)
+    assert gateway.env["ROUNDHOUSE_API_KEYS"] == "rh-one,rh-two"
+    assert "ROUNDHOUSE_API_KEYS" not in worker.env
+    assert not any("rh-" in word for child in (gateway, worker) for word in child.argv)
+
+
+def test_who_may_come_in_is_for_the_gateway_and_curve_keys_are_for_both(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    argv = ["--api-keys-file", str(file), "--max-per-key=2", "--queue-timeout=9", "--max-connections=10"]
+    told = flags([*argv, "--cors-origin=https://a", "--cors-origin=https://b", "--curve-keys=/curve"])
+    assert told["gateway"][1:] == [
+        f"--api-keys-file={file}",
+        "--max-per-key=2",
+        "--cors-origins=https://a,https://b",
+        "--curve-keys=/curve",
+        "--queue-timeout=9.0",
+        "--max-connections=10",
+    ]
+    assert told["worker"][1:] == ["--curve-keys=/curve"]
+
+
+@pytest.mark.parametrize("flag", ["--insecure-no-keys", "--no-insecure-no-keys"])
+def test_a_switch_is_handed_on_as_it_was_said(flag: str) -> None:
+    assert flags([flag])["gateway"][1:] == [flag]
+    assert flags([])["gateway"] == flags([])["worker"]
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path) -> None:
+    file = config(tmp_path, '[serve]\nmodel = "from-file"\nmax_running = 1\nmax_waiting = 1')
+    environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_MAX_RUNNING": "2", "ROUNDHOUSE_MAX_WAITING": "2"}
+    told = flags(["--max-running", "3"], environ)
+    assert "--model=from-file" in told["worker"]
+    assert "--max-running=3" in told["worker"]
+    assert "--max-waiting=2" in told["gateway"]
+    assert told["gateway"][0] == told["worker"][0] == f"--config={file}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "table", "port"),
+    [
+        (["--port", "1"], {"ROUNDHOUSE_PORT": "2"}, "[serve]\nport = 3\n[gateway]\nport = 4", 1),
+        ([], {"ROUNDHOUSE_PORT": "2"}, "[serve]\nport = 3\n[gateway]\nport = 4", 2),
+        ([], {}, "[serve]\nport = 3\n[gateway]\nport = 4", 3),
+        ([], {}, "[gateway]\nport = 4", 4),
+        ([], {}, "[worker]", 8000),
+    ],
+)
+def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
+    argv: list[str], environ: dict[str, str], table: str, port: int, tmp_path: Path
+) -> None:
+    told = flags([*argv, "--config", config(tmp_path, table)], environ)
+    assert f"--endpoint=ipc://{tmp_path}/roundhouse/{port}.sock" in told["worker"]
+    assert told["gateway"][1] == told["worker"][1]
+
+
+def test_an_endpoint_set_for_the_gateway_alone_is_where_the_worker_goes_too(tmp_path: Path) -> None:
+    file = config(tmp_path, '[gateway]\nendpoint = "tcp://127.0.0.1:5555"')
+    assert "--endpoint=tcp://127.0.0.1:5555" in flags(["--config", file])["worker"]
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    file = config(tmp_path, "[serve]\nmax_runing = 1")
+    with pytest.raises(SettingsError) as caught:
+        serve.read(["--config", file, "--port", "x"], {"ROUNDHOUSE_STOP_TIMEOUT": "-1"})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        serve.read(argv, environ or {})
+    return str(caught.value).splitlines()
+
+
+def test_what_is_wrong_with_serve_its_models_and_the_workers_section_is_one_message(tmp_path: Path) -> None:
+    text = """
+[serve]
+max_runing = 1
+[worker]
+prefil_tokens = 1
+[models.small]
+max_runing = 8
+[models.large]
+prefill_tokens = 0
+"""
+    file = config(tmp_path, text)
+    assert refused(["--config", file, "--port=x"]) == [
+        f"{file}: unknown key max_runing in [serve]; did you mean max_running?",
+        "port: Expected `int | null`, got `str` (from --port)",
+        f"[models.small] max_runing: unknown key; did you mean max_running? (from {file})",
+        f"[models.large] prefill_tokens: Expected `int` >= 1 (from {file})",
+        f"{file}: unknown key prefil_tokens in [worker]; did you mean prefill_tokens?",
+    ]
+
+
+def test_what_only_a_worker_would_refuse_is_refused_before_it_starts_and_once(tmp_path: Path) -> None:
+    text = "[worker]\nprefill_tokens = 0\n[models.a]\nmax_runing = 1\n[models.b]\n[models.c]\n"
+    file = config(tmp_path, text)
+    assert refused(["--config", file, "--max-running=5000"], {"ROUNDHOUSE_INTER_TOKEN_TARGET": "0"}) == [
+        f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
+        "max_running: Expected `int` <= 4096 (from --max-running)",
+        "inter_token_target: Expected `float` > 0.0 (from ROUNDHOUSE_INTER_TOKEN_TARGET)",
+        f"prefill_tokens: Expected `int` >= 1 (from {file} [worker])",
+    ]
+
+
+def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_its_own(
+    tmp_path: Path,
+) -> None:
+    own = "".join(f"[models.{name}]\nprefill_tokens = 64\n" for name in "ab")
+    file = config(tmp_path, f"[worker]\nprefill_tokens = 0\n{own}")
+    assert set(flags(["--config", file])) == {"gateway", "worker[a]", "worker[b]"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--config"], "argument --config: expected one argument"),
+        (["--config=no-such-file"], "no-such-file: [Errno 2] No such file or directory: 'no-such-file'"),
+    ],
+)
+def test_a_file_that_is_not_there_is_said_once(argv: list[str], said: str) -> None:
+    assert refused(argv) == [said]
+
+
+def test_a_runtime_folder_that_others_can_enter_is_refused(runtime_folder: Path) -> None:
+    runtime_folder.mkdir()
+    runtime_folder.chmod(0o755)
+    with pytest.raises(EndpointError, match="0700"):
+        serve.read([], {})
+
+
+def test_somebody_elses_worker_in_the_current_folder_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert python_module("worker") == [sys.executable, "-P", "-m", "worker"]
+    monkeypatch.chdir(ROOT)
+    assert python_module("worker") == [sys.executable, "-m", "worker"]

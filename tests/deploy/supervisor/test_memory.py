@@ -1,0 +1,40 @@
+"""What models take, as far as their files tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.supervisor.memory import weight_bytes
+from tests.deploy.weights import weights
+
+
+def test_what_a_model_takes_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "two", 1000, 500)
+    (tmp_path / "two" / "other.safetensors").write_bytes(b"x" * 9)
+    assert weight_bytes(folder) == 1500
+    (tmp_path / "two" / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 7}})
+    )
+    assert weight_bytes(folder) == 7
+    assert weight_bytes(str(tmp_path / "nowhere")) is None
+    embedded = weight_bytes(None)
+    assert embedded is not None
+    assert embedded > 10**5
+
+
+def test_what_a_repository_takes_is_known_once_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--org--a" / "snapshots" / "0123"
+    refs = tmp_path / "models--org--a" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("0123")
+    snapshot.parent.mkdir()
+    weights(snapshot, 1234)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert weight_bytes("org/a") is None
+    (snapshot / "config.json").write_text("{}")
+    assert weight_bytes("org/a") == 1234
