@@ -42,7 +42,7 @@ from protocol.messages import Generate
 DEATHS_MAX = 3
 """So many one request may cause, where every death has a cause and nobody else is as suspect."""
 DEATHS_RAISED_MAX = 10
-"""So many it may in any case."""
+"""So many it may in any case, and one that falls into the trial of another."""
 SETTLED_S = 1.0
 """So long a worker lives before somebody is tried alone: who kills it as soon as it comes shows himself."""
 REMAND_S = 5.0

