@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,17 +15,12 @@ from typing import TypeVar
 import httpx
 import psutil
 
+from tests.ports import free_port
+
 START_S_MAX = 90.0
 STOP_S_MAX = 30.0
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(check: Callable[[], T], *, within_s: float, what: str = "") -> T:
