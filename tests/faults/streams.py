@@ -117,6 +117,16 @@ def wait_for(clients: Sequence[Client], within_s: float) -> None:
         assert not client.is_alive(), f"no answer within {within_s} s"
 
 
+def wait_until_taken(url: str, clients: Sequence[Client]) -> None:
+    """Until all are with the gateway, or have their answers: nobody will be refused for coming too late."""
+
+    def taken() -> bool:
+        status = httpx.get(f"{url}/v1/status", timeout=ANSWER_S_MAX, verify=NO_TLS).json()
+        return int(status["gateway"]["in_flight"]) + sum(bool(c.ended_at) for c in clients) >= len(clients)
+
+    eventually(taken, within_s=60, what="all requests are taken")
+
+
 def wait_until_flowing(clients: Sequence[Client]) -> None:
     """Until all have had some of their answers."""
     eventually(lambda: all(client.flowing for client in clients), within_s=60, what="all streams flow")

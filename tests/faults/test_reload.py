@@ -20,7 +20,7 @@ TOKENS = 400
 
 
 def ask_16(url: str) -> list[Client]:
-    """Streamed and whole by turns, and on their way."""
+    """Streamed and whole by turns, and those that stream have begun."""
     clients = ask_many(url, 16, TOKENS)
     wait_until_flowing(clients[::2])
     return clients
