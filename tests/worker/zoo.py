@@ -28,7 +28,7 @@ from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
 ROWS = 14
-"""In one scenario."""
+"""In one scenario, if not told otherwise."""
 PROMPT_TOKENS_MAX = 120
 ANSWER_TOKENS_MAX = 32
 BUFFER_TOKENS = 256
@@ -223,10 +223,10 @@ class Life:
         self._fed.discard(name)
 
 
-def draw_jobs(rng: random.Random) -> list[Job]:
+def draw_jobs(rng: random.Random, rows: int = ROWS) -> list[Job]:
     """Short and long prompts, some with the beginning of another, or all of it; a third of them sampled."""
     prompts: list[tuple[int, ...]] = []
-    for _ in range(ROWS):
+    for _ in range(rows):
         length = rng.choice((1, 2, rng.randint(3, 40), rng.randint(3, PROMPT_TOKENS_MAX)))
         if rng.random() < 0.08:
             length = rng.randint(BUFFER_TOKENS - ANSWER_TOKENS_MAX, BUFFER_TOKENS + 2)
@@ -258,10 +258,12 @@ def load(architecture: str) -> Model:
     return ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
 
 
-def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> list[Difference]:
+def differences(
+    model: Model, architecture: str, seed: int, oracle: Oracle, rows: int = ROWS
+) -> list[Difference]:
     """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone."""
     rng = random.Random(f"{architecture} {seed}")
-    jobs = draw_jobs(rng)
+    jobs = draw_jobs(rng, rows)
     greedy = [job for job in jobs if job.draw == _GREEDY]
     requests = [{"tokens": job.prompt, "max_tokens": job.tokens} for job in greedy]
     oracle.ask(model_folder(architecture), requests)

@@ -11,7 +11,8 @@ from tests.worker.zoo import ARCHITECTURES, differences, load
 from worker.engine.caches import grouping
 
 SEEDS = (0,)
-"""Scenarios for each architecture; `python -m tests.worker.zoo` plays as many as one likes."""
+"""Scenarios for each architecture; `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
+ROWS = 9
 
 
 @pytest.fixture(scope="module")
@@ -30,4 +31,4 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
     model = load(architecture)
     for seed in SEEDS:
-        assert differences(model, architecture, seed, oracle) == []
+        assert differences(model, architecture, seed, oracle, ROWS) == []
