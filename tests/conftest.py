@@ -25,6 +25,9 @@ hypothesis.settings.load_profile("house")
 PROCESSES_MAX = 6
 """Beyond that, tests of real processes would keep each other waiting."""
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container, in microseconds of a core in each so many: it may be less than the cores that it sees."""
+
 _WAITING = ("faults", "e2e", "deploy")
 """Folders of tests that mostly wait for processes, those with long ones first."""
 _COMPUTING = ("worker", "models")
@@ -34,8 +37,13 @@ _COMPUTING = ("worker", "models")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: one more than the cores that we may use, since much of the time somebody waits."""
+    return min(_cores() + 1, PROCESSES_MAX)
+
+
+def _cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores + 1, PROCESSES_MAX)
+    quota, _, period = _QUOTA.read_text().partition(" ") if _QUOTA.exists() else ("max", "", "")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
