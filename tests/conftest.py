@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,45 @@ hypothesis.settings.register_profile(
     "house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
 hypothesis.settings.load_profile("house")
+
+
+PROCESSES_MAX = 6
+"""Beyond that, tests of real processes would keep each other waiting."""
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container, in microseconds of a core in each so many: it may be less than the cores that it sees."""
+
+_WAITING = ("faults", "e2e", "deploy")
+"""Folders of tests that mostly wait for processes, those with long ones first."""
+_COMPUTING = ("worker", "models")
+"""Folders of tests that take seconds of a core; no other ones do."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than the cores that we may use, since much of the time somebody waits."""
+    return min(_cores() + 1, PROCESSES_MAX)
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _QUOTA.read_text().partition(" ") if _QUOTA.exists() else ("max", "", "")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that wait and files that compute by turns, in both the long ones first: so the cores are busy,
+    and what comes last is short."""
+    root = Path(__file__).parent
+    ranks = {folder: rank for rank, folder in enumerate((*_WAITING, *_COMPUTING))}
+    folders = {item.path: item.path.relative_to(root).parts[0] for item in items}
+    files = sorted(folders, key=lambda path: ranks.get(folders[path], len(ranks)))
+    waiting = [path for path in files if folders[path] in _WAITING]
+    computing = [path for path in files if folders[path] not in _WAITING]
+    places = {
+        path: (number + 0.5) / len(kind) for kind in (waiting, computing) for number, path in enumerate(kind)
+    }
+    items.sort(key=lambda item: places[item.path])
 
 
 def _threads() -> set[str]:

@@ -54,13 +54,6 @@ class Oracle:
         return answers
 
 
-def answers(folder: Path, requests: Sequence[Request]) -> list[str]:
-    """The greedy answers of the model in `folder` to `requests`, each generated alone."""
-    with Oracle() as oracle:
-        oracle.ask(folder, requests)
-        return [answer["text"] for answer in oracle.hear()]
-
-
 def main() -> None:
     preload_openblas(sys.argv)
     from mlx_lm.utils import load

@@ -41,6 +41,7 @@ class Lane:
 
 LANES = (
     Lane("simulation", 10_000, "tests.broker.dispatch.test_dispatcher_simulated {seed} {end}"),
+    Lane("schedules", 10_000, "tests.worker.schedule.test_scheduler_simulated {seed} {end}"),
     Lane("decoders", 1_000_000, "tests.protocol.fuzz --seed {seed} --frames {count}"),
     Lane("frames", 1_000_000, "tests.faults.frames --seed {seed} --frames {count}"),
     Lane("bodies", 100_000, "tests.faults.bodies --seed {seed} --count {count}"),
@@ -48,6 +49,7 @@ LANES = (
     Lane("clients", 1000, "tests.faults.clients --seed {seed} --leaving {count}"),
     Lane("overload", 60, "tests.faults.overload --seed {seed} --seconds {count}"),
     Lane("kills", 100, "tests.faults.failover --seed {seed} --kills {count}"),
+    Lane("engine", 20, "tests.faults.failover --model embedded --seed {seed} --kills {count}"),
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,17 +16,15 @@ from typing import TypeVar
 import httpx
 import psutil
 
+from tests.ports import free_port
+
 START_S_MAX = 90.0
 STOP_S_MAX = 30.0
 
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For `verify` of clients on loopback: without it each of them first reads the world's certificates."""
+
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(check: Callable[[], T], *, within_s: float, what: str = "") -> T:
@@ -93,7 +91,7 @@ class System:
         self.port = free_port()
         self.endpoint = f"ipc://{folder}/line"
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         self._flags = list(gateway_flags)
         self._started = 0
         self.workers: list[Process] = []

@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests import oracle
 from tests.models.fixtures import model_folder
+from tests.oracle import Oracle
 from tests.system import System, chat_body, running_system
 
 MODELS = ("dense", "hybrid", "sliding")
@@ -67,12 +67,19 @@ def stream_text(client: openai.OpenAI, **request: Any) -> str:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
 
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    with Oracle() as oracle:
+        yield oracle
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_sixteen_streams_begun_at_random_moments_equal_upstream_alone(
-    client: openai.OpenAI, name: str
+    client: openai.OpenAI, oracle: Oracle, name: str
 ) -> None:
     requests = random_requests(seed=7)
-    expected = oracle.answers(model_folder(name), requests)
+    oracle.ask(model_folder(name), requests)
+    expected = [answer["text"] for answer in oracle.hear()]
     moments = random.Random(8)
     begin = threading.Barrier(STREAMS)
 

@@ -19,7 +19,7 @@ from deploy.supervisor.models import ServedModel
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
-from tests.system import Process, eventually, free_port
+from tests.system import NO_TLS, Process, eventually, free_port
 
 # The worker's flags are read when it starts, so that the next one can be another.
 BEGIN_WORKER = """
@@ -39,7 +39,7 @@ class Served:
         self._flags, self._control = folder / "flags", folder / "control"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         self.set_worker(flags)
         told = {
             "gateway": [sys.executable, "-m", "broker", "--port", str(port), "--endpoint", self.endpoint],

@@ -20,7 +20,7 @@ from deploy.supervisor.models import ServedModel
 from deploy.supervisor.reloading import Order, Reloading
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
-from tests.system import Process, eventually, free_port
+from tests.system import NO_TLS, Process, eventually, free_port
 
 STARTS_S_MAX = 60.0
 
@@ -52,7 +52,7 @@ class Several:
         self._control = folder / "control"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         for model in models:
             self.make_weights(model.name, model.weight_bytes)
         told = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.system import chat_body, eventually, sse_documents
+from tests.system import NO_TLS, chat_body, eventually, sse_documents
 from worker.fake.engine import WORDS
 
 ANSWER_S_MAX = 120.0
@@ -33,7 +33,9 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=ANSWER_S_MAX) as answer:
+            with httpx.stream(
+                "POST", self._url, json=self._body, timeout=ANSWER_S_MAX, verify=NO_TLS
+            ) as answer:
                 self.status, self.headers = answer.status_code, answer.headers
                 last = time.monotonic()
                 for piece in answer.iter_raw():
@@ -113,6 +115,16 @@ def wait_for(clients: Sequence[Client], within_s: float) -> None:
     for client in clients:
         client.join(max(0.0, deadline - time.monotonic()))
         assert not client.is_alive(), f"no answer within {within_s} s"
+
+
+def wait_until_taken(url: str, clients: Sequence[Client]) -> None:
+    """Until all are with the gateway, or have their answers: nobody will be refused for coming too late."""
+
+    def taken() -> bool:
+        status = httpx.get(f"{url}/v1/status", timeout=ANSWER_S_MAX, verify=NO_TLS).json()
+        return int(status["gateway"]["in_flight"]) + sum(bool(c.ended_at) for c in clients) >= len(clients)
+
+    eventually(taken, within_s=60, what="all requests are taken")
 
 
 def wait_until_flowing(clients: Sequence[Client]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import failover
-from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
+from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import Process, System, chat_body, eventually, running_system
 
 STEP = ("--step-ms", "5")
@@ -65,8 +65,14 @@ def prompt(number: int, tokens: int) -> str:
 
 
 def ask_many(url: str, count: int, tokens: int) -> list[Client]:
-    """Streamed and whole by turns."""
-    return [ask(url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
+    """Streamed and whole by turns, and all with the gateway: none comes while no worker is there."""
+    clients = [ask(url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
+    wait_until_taken(url, clients)
+    return clients
+
+
+def in_flight(system: System) -> int:
+    return int(system.http.get("/v1/status").json()["gateway"]["in_flight"])
 
 
 def assert_undisturbed(clients: list[Client], tokens: int) -> None:
@@ -167,12 +173,9 @@ def test_a_client_that_leaves_while_it_waits_for_a_worker_is_forgotten(tmp_path:
             worker.kill()
             worker.wait()
             eventually(lambda: "connection lost" in system.gateway.log(), within_s=10)
-            assert system.http.get("/v1/status").json()["gateway"]["in_flight"] == 1
+            assert in_flight(system) == 1
 
-        def in_flight() -> int:
-            return int(system.http.get("/v1/status").json()["gateway"]["in_flight"])
-
-        eventually(lambda: in_flight() == 0, within_s=10, what="the flight is closed")
+        eventually(lambda: in_flight(system) == 0, within_s=10, what="the flight is closed")
 
 
 @pytest.mark.parametrize("text", [POISON, POISON_AT_ONCE])
@@ -199,7 +202,10 @@ def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path, te
 
 def test_several_answers_to_a_request_that_kills_are_not_tried_one_by_one(tmp_path: Path) -> None:
     with supervised(tmp_path) as (system, supervisor):
+        supervisor.worker.kill(signal.SIGSTOP)  # or the first might have killed it before the second came
         poison = [ask(system.url, POISON, stream=stream, n=3) for stream in (True, False)]
+        eventually(lambda: in_flight(system) == 2 * 3, within_s=30, what="both are there")
+        supervisor.worker.kill(signal.SIGCONT)
         wait_for(poison, 60)
         assert [client.error for client in poison] == ["worker_crashed"] * 2
         assert supervisor.deaths <= 3

@@ -33,6 +33,7 @@ from worker.schedule.scheduler import Policy, Scheduler
 from worker.schedule.store import Store
 
 TURNS = 18
+"""In one scenario, if not told otherwise."""
 PROMPT_TOKENS_MAX = 130
 ANSWER_TOKENS_MAX = 10
 _VOCABULARY = 2000
@@ -61,7 +62,7 @@ def small_steps() -> Iterator[None]:
         yield
 
 
-def converse(model: Model, rng: random.Random) -> list[Turn]:
+def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]:
     """Play some conversations, most of them greedy turns; sampled ones only lend their prefixes."""
     assert model.engine.shape is not None
     inbox, said = Inbox(), list[Message]()
@@ -77,7 +78,7 @@ def converse(model: Model, rng: random.Random) -> list[Turn]:
     known: list[tuple[int, ...]] = [()]
     asked: dict[str, Prepared] = {}
     turns: list[Turn] = []
-    while len(turns) < TURNS:
+    while len(turns) < count:
         for number in range(rng.randint(1, 4)):
             request = _request(f"{len(asked)}", known, rng, alone=number == 0)
             asked[request.id] = request
@@ -123,10 +124,12 @@ def _turn(request: Prepared, said: list[Message]) -> Turn:
     return Turn(request.tokens, answer, cached, request.boundaries)
 
 
-def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> tuple[list[Turn], list[Turn]]:
+def differences(
+    model: Model, architecture: str, seed: int, oracle: Oracle, count: int = TURNS
+) -> tuple[list[Turn], list[Turn]]:
     """All turns of a scenario, and those whose answers are not what upstream says."""
     with small_steps():
-        turns = converse(model, random.Random(f"{architecture} {seed} conversations"))
+        turns = converse(model, random.Random(f"{architecture} {seed} conversations"), count)
     requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer)} for turn in turns]
     oracle.ask(model_folder(architecture), requests)
     answers = [tuple(answer["tokens"]) for answer in oracle.hear()]

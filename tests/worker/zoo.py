@@ -28,11 +28,12 @@ from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
 ROWS = 14
-"""In one scenario."""
+"""In one scenario, if not told otherwise."""
 PROMPT_TOKENS_MAX = 120
 ANSWER_TOKENS_MAX = 32
 BUFFER_TOKENS = 256
 """Upstream's buffers, and ours, grow by so many; a few prompts come close to it."""
+DISTURBANCES = {"forked", "restored", "dropped"}
 TIE = 1e-3
 """A gap between two tokens that rounding may turn about."""
 _VOCABULARY = 2000
@@ -109,7 +110,8 @@ class Life:
         self._started: set[str] = set()
         self._fed: set[str] = set()
         self._kept: list[Kept] = []
-        self.restored = 0
+        self.seen: set[str] = set()
+        """Which of `DISTURBANCES` have come about."""
         self.answers: dict[str, list[int]] = {name: [] for name in self._jobs}
 
     def play(self, *, calm: bool = False) -> dict[str, list[int]]:
@@ -135,6 +137,7 @@ class Life:
             if parents and self._rng.random() < 0.8:
                 parent = self._rng.choice(parents)
                 self._engine.fork(parent, name)
+                self.seen.add("forked")
                 self._prefilled[name] = self._prefilled[parent]
             elif self._rng.random() < 0.2:
                 self._prefilled[name] = self._restore(name)
@@ -169,7 +172,7 @@ class Life:
             return 0
         kept, at = self._rng.choice(found)
         self._engine.restore(name, kept.pieces(at), kept.states.payload if kept.states else None)
-        self.restored += 1
+        self.seen.add("restored")
         return at
 
     def _may_begin_as(self, name: str, parent: str) -> bool:
@@ -204,6 +207,7 @@ class Life:
         for name in [*self._prefilled, *sorted(self._started)]:
             if self._rng.random() < rate:
                 self._drop(name)
+                self.seen.add("dropped")
                 if self._rng.random() < 0.8:
                     self._waiting.append(name)
 
@@ -223,10 +227,10 @@ class Life:
         self._fed.discard(name)
 
 
-def draw_jobs(rng: random.Random) -> list[Job]:
+def draw_jobs(rng: random.Random, rows: int = ROWS) -> list[Job]:
     """Short and long prompts, some with the beginning of another, or all of it; a third of them sampled."""
     prompts: list[tuple[int, ...]] = []
-    for _ in range(ROWS):
+    for _ in range(rows):
         length = rng.choice((1, 2, rng.randint(3, 40), rng.randint(3, PROMPT_TOKENS_MAX)))
         if rng.random() < 0.08:
             length = rng.randint(BUFFER_TOKENS - ANSWER_TOKENS_MAX, BUFFER_TOKENS + 2)
@@ -258,17 +262,25 @@ def load(architecture: str) -> Model:
     return ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
 
 
-def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> list[Difference]:
-    """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone."""
+def differences(
+    model: Model, architecture: str, seed: int, oracle: Oracle, rows: int = ROWS, *, is_whole: bool = False
+) -> list[Difference]:
+    """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone.
+
+    `is_whole`: all that can happen to a row is expected to happen in it.
+    """
     rng = random.Random(f"{architecture} {seed}")
-    jobs = draw_jobs(rng)
+    jobs = draw_jobs(rng, rows)
     greedy = [job for job in jobs if job.draw == _GREEDY]
     requests = [{"tokens": job.prompt, "max_tokens": job.tokens} for job in greedy]
     oracle.ask(model_folder(architecture), requests)
+    life = Life(model.engine, jobs, rng)
     try:
-        said = Life(model.engine, jobs, rng).play()
+        said = life.play()
     finally:
         answers = oracle.hear()  # or the next one to ask would be given them
+    possible = DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
+    assert not is_whole or life.seen == possible, f"seed {seed} is of a calm life"
     alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
     for job in jobs:
         if job.name not in alone:

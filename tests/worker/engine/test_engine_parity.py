@@ -135,9 +135,10 @@ def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
         Draw(seed=3, temperature=1.5, top_k=40, min_p=0.02),
     ]
     jobs = draw_jobs(rng, draws)
-    together = play(BatchEngine(network(name)), jobs, rng)
+    engine = BatchEngine(network(name))
+    together = play(engine, jobs, rng)
     for job in jobs:
-        assert play(BatchEngine(network(name)), [job], rng) == {job.name: together[job.name]}
+        assert play(engine, [job], rng) == {job.name: together[job.name]}
     greedy = [job for job in jobs if job.draw == Draw()]
     assert all(together[job.name] == alone(name, job) for job in greedy)
 

@@ -10,8 +10,24 @@ from tests.oracle import Oracle
 from tests.worker.zoo import ARCHITECTURES, differences, load
 from worker.engine.caches import grouping
 
-SEEDS = (0,)
-"""Scenarios for each architecture; `python -m tests.worker.zoo` plays as many as one likes."""
+ROWS = 9
+FIRST = 0
+OTHERS = {
+    "sliding": 1,
+    "llama": 2,
+    "deepseek_v32": 2,
+    "gemma3n": 1,
+    "llama4": 1,
+    "mamba": 1,
+    "mamba2": 2,
+    "jamba": 1,
+    "nemotron_h": 2,
+    "plamo2": 2,
+    "lfm2": 2,
+    "baichuan_m1": 1,
+}
+"""The first seed of a scenario with so few rows in which rows are forked, restored, and cancelled or
+preempted, if it is another. `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +44,5 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_rows_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
-    model = load(architecture)
-    for seed in SEEDS:
-        assert differences(model, architecture, seed, oracle) == []
+    seed = OTHERS.get(architecture, FIRST)
+    assert differences(load(architecture), architecture, seed, oracle, ROWS, is_whole=True) == []

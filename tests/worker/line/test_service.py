@@ -141,7 +141,8 @@ def start(gateway: Gateway, tmp_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def start_worker(*flags: str) -> Process:
-        arguments = ["worker.fake", "--endpoint", gateway.endpoint, *flags]
+        # What a test leaves running gets little time to end.
+        arguments = ["worker.fake", "--endpoint", gateway.endpoint, "--drain-timeout", "0.2", *flags]
         started.append(Process(f"worker-{len(started)}", arguments, tmp_path))
         return started[-1]
 

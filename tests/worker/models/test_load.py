@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +236,12 @@ def broken_compiler(folder: Path) -> None:
     compiler.chmod(0o755)
 
 
+@cache
+def with_a_compiler() -> tuple[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_with_path(os.environ["PATH"], Path(folder) / "with")
+
+
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [(lambda folder: None, "no C++ compiler"), (broken_compiler, "compiler does not work")],
@@ -246,6 +254,6 @@ def test_a_model_runs_without_a_working_compiler(
     prepare(folder)
     answer, log = run_with_path(str(folder), tmp_path / "without")
     assert words in log
-    expected, log = run_with_path(os.environ["PATH"], tmp_path / "with")
+    expected, log = with_a_compiler()
     assert "compiler" not in log
     assert answer == expected

@@ -11,7 +11,9 @@ from tests.worker.conversations import differences
 from tests.worker.zoo import ARCHITECTURES, load
 
 SEEDS = (0,)
-"""Scenarios for each architecture; `python -m tests.worker.conversations` plays as many as one likes."""
+"""Scenarios for each architecture; `python -m tests.worker.conversations` plays as many as one likes, longer
+ones."""
+TURNS = 12
 
 NOT_STORED = {"deepseek_v41"}
 """Upstream's cache of it cannot be given a state."""
@@ -27,7 +29,7 @@ def oracle() -> Iterator[Oracle]:
 def test_warm_answers_are_those_of_upstream_alone(architecture: str, oracle: Oracle) -> None:
     model = load(architecture)
     for seed in SEEDS:
-        turns, wrong = differences(model, architecture, seed, oracle)
+        turns, wrong = differences(model, architecture, seed, oracle, TURNS)
         assert wrong == []
         assert sum(turn.cached for turn in turns) > 0.1 * sum(len(turn.prompt) for turn in turns)
 
