@@ -6,8 +6,9 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -16,8 +17,11 @@ from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import System, chat_body, eventually, running_system
 from worker.fake.engine import TOKEN_BYTES
 
-ANSWER_S_MAX = 0.5
-"""Generous for a busy machine; a refusal takes a few milliseconds."""
+ANSWER_S_MAX = 0.05
+"""A refusal takes a few milliseconds."""
+TRIES = 20
+
+T = TypeVar("T")
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -80,6 +84,16 @@ BAD = {
 }
 
 
+def at_once(ask: Callable[[], T]) -> T:
+    """An answer that came in milliseconds. What is slow by itself is so every time, a busy machine is not."""
+    for _ in range(TRIES):
+        began = time.monotonic()
+        answer = ask()
+        if time.monotonic() - began < ANSWER_S_MAX:
+            return answer
+    raise AssertionError(f"slower than {ANSWER_S_MAX} s, {TRIES} times")
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", BAD)
 def test_a_wrong_request_is_refused_at_once_and_named(
@@ -88,9 +102,7 @@ def test_a_wrong_request_is_refused_at_once_and_named(
     body, status, param = BAD[name]
     if stream:
         body = body.replace(b'{"messages"', b'{"stream": true, "messages"', 1)
-    began = time.monotonic()
-    answer = fake_system_shared.http.post("/v1/chat/completions", content=body)
-    assert time.monotonic() - began < ANSWER_S_MAX
+    answer = at_once(lambda: fake_system_shared.http.post("/v1/chat/completions", content=body))
     assert answer.status_code == status
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -115,11 +127,13 @@ def test_a_prompt_beyond_the_context_is_refused_before_a_stream_begins(fake_syst
 
 def test_a_hundred_megabytes_are_refused_before_they_are_sent(fake_system_shared: System) -> None:
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n"
-    began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", fake_system_shared.port), timeout=5) as connection:
-        connection.sendall(head.encode() + b"{")
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert time.monotonic() - began < ANSWER_S_MAX
+
+    def ask() -> bytes:
+        with socket.create_connection(("127.0.0.1", fake_system_shared.port), timeout=5) as connection:
+            connection.sendall(head.encode() + b"{")
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+    answer = at_once(ask)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"code":"request_too_large"' in answer
 
@@ -156,12 +170,7 @@ def test_beyond_capacity_the_answer_is_a_503_at_once_that_names_who_is_there(tmp
         assert len(error["running_ids"]) == 2
         assert "2 requests are running and 1 are waiting" in error["message"]
         assert int(refused.headers["retry-after"]) >= 1
-        took = []
-        for _ in range(20):
-            began = time.monotonic()
-            assert _refusal(system, running=2)
-            took.append(time.monotonic() - began)
-        assert sorted(took)[10] < 0.05
+        assert at_once(lambda: _refusal(system, running=2))
         held.close()
         system.wait_for("/ready")
         eventually(lambda: not _refusal(system, running=2), within_s=10, what="room again")
