@@ -42,8 +42,9 @@ from protocol.messages import (
 
 log = logging.getLogger(__name__)
 
-Kill = Callable[[int], None]
-"""End the process with this id, which belongs to a worker of this machine that hangs."""
+Kill = Callable[[str, int], bool]
+"""(incarnation, process id) -> whether a worker of this machine, which hangs, was ended. It is not where
+it has named a process that is not its own."""
 
 
 class Dispatcher:
@@ -275,8 +276,9 @@ class Dispatcher:
             self._ground(worker, f"is {verdict.value}", died=True)
         if self._kill is not None:
             for worker in self.fleet.hung(now, self._hung_timeout_s):
-                log.error("worker for %s (pid %d) hangs, and is killed", worker.model, worker.pid)
-                self._kill(worker.pid)
+                killed = self._kill(worker.incarnation, worker.pid)
+                how = "is killed" if killed else "is left alone: it is not known to be that process"
+                log.error("worker for %s (pid %d) hangs, and %s", worker.model, worker.pid, how)
         self.catalogue.update()
         self.failover.sweep()
 

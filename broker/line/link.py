@@ -16,6 +16,7 @@ import zmq
 import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
+from broker.line.connections import kill_peer
 from protocol import sockets, wire
 from protocol.messages import Message, ToGateway
 
@@ -36,7 +37,7 @@ class Link:
         self._doorman = self._start_doorman(curve_keys) if curve_keys else None
         self._socket = sockets.bind_router(self._context, endpoint, curve)
         self._monitor = self._socket.get_monitor_socket()
-        self._peer_by_fd: dict[object, str] = {}
+        self._peer_by_fd: dict[int, str] = {}
         self._hear: Callable[[str, ToGateway], None] = lambda sender, message: None
         self._lost: Callable[[str], None] = lambda sender: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,6 +85,10 @@ class Link:
                 self._loop.call_soon(self._read)
         return True
 
+    def kill(self, peer: str, pid: int) -> bool:
+        """End the process that this peer has named as its own, if it is. False where nothing was done."""
+        return kill_peer([fd for fd, spoke in self._peer_by_fd.items() if spoke == peer], pid)
+
     def _read(self) -> None:
         # Whose connection broke is noted before the frames are read and judged after them: what a worker
         # managed to say before it died still counts.
@@ -99,9 +104,9 @@ class Link:
         if more and self._loop is not None:
             self._loop.call_soon(self._read)
 
-    def _broken(self) -> list[tuple[object, str | None]]:
+    def _broken(self) -> list[tuple[int, str | None]]:
         """Connections that broke since the last call: file descriptor and, once it has spoken, peer."""
-        broken: list[tuple[object, str | None]] = []
+        broken: list[tuple[int, str | None]] = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] != zmq.EVENT_DISCONNECTED:

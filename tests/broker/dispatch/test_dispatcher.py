@@ -368,7 +368,7 @@ def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_
         assert line.killed == []
         line.clock.now += HUNG_S + 1
         line.dispatcher.sweep()
-        assert line.killed == [1]
+        assert line.killed == [("w", 1)]
     with pytest.raises(RequestError):
         line.dispatcher.find("m")
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 from msgspec.structs import replace
 
-from broker.__main__ import kill
 from broker.dispatch.failover import MENDS_MAX
 from broker.dispatch.flights import PROVEN_DELTAS, Flight
 from broker.dispatch.reconcile import BEATS_MISSED_MAX
@@ -195,14 +193,6 @@ def test_a_gateway_that_goes_ends_those_that_wait_too(line: Line) -> None:
     line.dispatcher.stop()
     line.dispatcher.abandon()
     assert code_of(flight) == Code.SHUTTING_DOWN
-
-
-def test_only_what_can_be_the_process_of_a_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
-    for pid in (4242, 1, 0, -1, os.getpid()):
-        kill(pid)
-    assert killed == [4242]
 
 
 # --- suspects ----------------------------------------------------------------------------------------
