@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from worker.contract import Draw, Prepared
@@ -27,7 +28,7 @@ class FakePreparer:
     scripts: MutableMapping[str, Script]
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
-        text = request.prompt or "\n".join(_texts(request.messages or []))
+        text = request.prompt or "\n".join(_texts(unpack(request).messages or []))
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
@@ -58,7 +59,7 @@ class FakePreparer:
         )
 
 
-def _texts(messages: list[dict[str, Any]]) -> list[str]:
+def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     texts: list[str] = []
     for message in messages:
         content = message.get("content") or ""
