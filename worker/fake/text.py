@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.conversation import unpack
-from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from worker.contract import Draw, Prepared
+from worker.contract import Draw, Prepared, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.script import Script
 
@@ -26,6 +25,7 @@ class FakePrepared(Prepared):
 @dataclass(slots=True)
 class FakePreparer:
     scripts: MutableMapping[str, Script]
+    context_length: int
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         text = request.prompt or "\n".join(_texts(unpack(request).messages or []))
@@ -33,10 +33,10 @@ class FakePreparer:
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
         tokens = tuple(1 + len(word) for word in text.split()) or (1,)
-        if len(tokens) >= CONTEXT_LENGTH:
-            message = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. "
-            message += f"However, your messages resulted in {len(tokens)} tokens."
-            raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+        room = self.context_length - len(tokens)
+        if room < 1:
+            by_memory = self.context_length < CONTEXT_LENGTH
+            raise too_long(self.context_length, len(tokens), "messages", by_memory=by_memory)
         # What came twice over a bad line is one request: its row follows the script that was here first.
         script = self.scripts.setdefault(request.id, script)
         return FakePrepared(
@@ -48,7 +48,7 @@ class FakePreparer:
                 logprobs=request.sampling.logprobs,
             ),
             stop=tuple(request.stop),
-            max_tokens=request.max_tokens or CONTEXT_LENGTH - len(tokens),
+            max_tokens=min(request.max_tokens or room, room),
             end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
             priority=request.priority,
             deadline_s=request.deadline_s,

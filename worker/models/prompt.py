@@ -18,18 +18,20 @@ from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Sampling
-from worker.contract import Draw, Prepared
+from worker.contract import Draw, Prepared, too_long
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, template_of
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """What a model's requests are measured by, in tokens. Of `defaults` the seed is not used."""
+    """What a model's requests are measured by, in tokens. Of `defaults` the seed is not used. `by_memory`:
+    the model could take a longer context."""
 
     context_length: int
     vocabulary: int
     defaults: Draw
+    by_memory: bool = False
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -183,12 +185,8 @@ class TextPreparer:
     def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
         room = self._rules.context_length - prompt_tokens
         if room < 1:
-            raise RequestError(
-                Code.CONTEXT_LENGTH_EXCEEDED,
-                f"This model's maximum context length is {self._rules.context_length} tokens. However, your "
-                f"{source} resulted in {prompt_tokens} tokens. Please reduce the length of the {source}.",
-                param=source,
-            )
+            rules = self._rules
+            raise too_long(rules.context_length, prompt_tokens, source, by_memory=rules.by_memory)
         if request.max_tokens is None:
             return room
         if request.max_tokens < 1:
