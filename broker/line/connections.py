@@ -6,6 +6,7 @@ everything here takes that for an answer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,13 +20,18 @@ _SOL_LOCAL, _LOCAL_PEERPID = 0, 2
 """Of macOS's sys/un.h; Python does not name them."""
 
 
+def _opened(descriptor: int) -> socket.socket:
+    """The same connection once more, to be closed again. What family it is of makes no difference here."""
+    return socket.fromfd(descriptor, socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 def peer_pid(descriptor: int) -> int | None:
     """The process that has connected at the other end of a Unix socket; None where there is no telling.
 
     It is the system's word: what a process says of itself does not come into it.
     """
     try:
-        with socket.fromfd(descriptor, socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with _opened(descriptor) as connection:
             if isinstance(connection.getsockname(), tuple):
                 return None  # the descriptor is of the Internet's
             if sys.platform == "darwin":
@@ -35,6 +41,12 @@ def peer_pid(descriptor: int) -> int | None:
         return None
     pid: int = _PEER_CREDENTIALS.unpack(found)[0]
     return pid or None  # 0: it lives in a namespace that we cannot see
+
+
+def cut(descriptor: int) -> None:
+    """End a connection from below: ZeroMQ has no word for that, and finds it closed."""
+    with contextlib.suppress(OSError), _opened(descriptor) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def kill_peer(descriptors: Iterable[int], pid: int) -> bool:

@@ -547,6 +547,19 @@ def test_a_line_that_loses_something_every_time_fails_the_flight_in_the_end(line
     assert code_of(flight) == Code.INTERNAL_ERROR
 
 
+def test_a_worker_that_says_more_than_was_asked_for_is_not_believed(line: Line) -> None:
+    line.serving("w")
+    asked = replace(distinct("a"), max_tokens=2)
+    flight = line.board(asked)
+    line.sent_to("w")
+    line.say("w", events("w", "a", "x", "y", "z"))
+    assert line.dispatcher.dropped == {"beyond": 1}
+    assert line.sent_to("w") == [cancel("a"), replace(asked, id="a~2", resume=[0, 1])]
+    line.say("w", events("w", "a", "more", first=3), finished("w", "a~2", tokens=2))
+    assert text_of(flight) == "xy"
+    assert isinstance(flight.terminal, Finished)
+
+
 def row(id: str) -> RowStatus:
     return RowStatus(id=id, phase="decode", prompt_tokens=3)
 
