@@ -83,7 +83,7 @@ def main() -> None:
     from bench.ours import load
 
     model = load(Path(sys.argv[1]))
-    preparer = model.open_preparer()
+    preparer = model.open_preparer(model.facts.context_length)
     for line in sys.stdin:
         work = _answer(model, preparer, json.loads(line))
         print(json.dumps({"amount": work.amount, "seconds": work.seconds}), flush=True)

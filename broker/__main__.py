@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import time
 
@@ -52,7 +51,7 @@ def build(configured: GatewaySettings, keyring: Keyring) -> tuple[Gateway, ASGIA
         load_timeout_s=configured.load_timeout_s,
         hung_timeout_s=configured.hung_timeout_s,
         unload_after_s=configured.unload_after_s,
-        kill=kill if endpoint.startswith("ipc:") else None,
+        kill=link.kill if endpoint.startswith("ipc:") else None,
         tell=foreman.tell if foreman else None,
     )
     gateway = Gateway(
@@ -63,16 +62,6 @@ def build(configured: GatewaySettings, keyring: Keyring) -> tuple[Gateway, ASGIA
         shares=Shares(configured.max_per_key),
     )
     return gateway, create_app(gateway, link, foreman)
-
-
-def kill(pid: int) -> None:
-    """End a worker of this machine that hangs; it has no ears for a polite word.
-
-    The worker has named the process itself: what would be a group of them, or the gateway, is left alone.
-    """
-    if pid > 1 and pid != os.getpid():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:

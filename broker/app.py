@@ -65,7 +65,7 @@ def _routes(gateway: Gateway, link: Link, foreman: Foreman | None) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         if foreman is not None:
             foreman.start(gateway.dispatcher.catalogue.told)
-        link.start(gateway.dispatcher.hear, gateway.dispatcher.lost)
+        link.start(gateway.dispatcher.hear, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
         sweeper = asyncio.create_task(_sweep(gateway.dispatcher))
         try:
             yield

@@ -9,9 +9,8 @@ moves only when that stops being true.
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocol.parts import (
     Capabilities,
@@ -62,19 +61,20 @@ class Rejected(Message, frozen=True):
 
 class Generate(Message, frozen=True):
     """One request. `messages` is the canonical conversation; `prompt` (text) takes its place for raw
-    completion. `max_tokens` None means until the context is full. Of several waiting, the smallest `priority`
-    is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared between
-    requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten.
+    completion. `messages`, `tools` and `template_kwargs` are packed (`protocol.conversation`). `max_tokens`
+    None means until the context is full. Of several waiting, the smallest `priority` is served first. One
+    that is not done `deadline_s` after its arrival fails. Prefixes are shared between requests of one
+    `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten.
 
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
     deltas numbered from 0 again, as if nothing had happened; its usage counts them."""
 
     id: Id
     sampling: Sampling
-    messages: list[dict[str, Any]] | None = None
+    messages: Raw | UnsetType = UNSET
     prompt: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    template_kwargs: dict[str, Any] = {}
+    tools: Raw | UnsetType = UNSET
+    template_kwargs: Raw | UnsetType = UNSET
     media: list[Media] = []
     stop: list[str] = []
     max_tokens: Count | None = None

@@ -22,6 +22,9 @@ from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096
 RECEIVE_QUEUE_MESSAGES_MAX = 4096
+GATEWAY_FRAME_BYTES_MAX = 8 * 2**20
+"""Of what a worker sends: four times what a step of 4096 rows has to say, with twenty likelihoods each. The
+gateway decodes it between the events of others."""
 LINGER_MS = 500
 RECONNECT_MS = 50
 RECONNECT_MS_MAX = 1000
@@ -106,7 +109,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _prepare(socket: zmq.Socket[bytes]) -> None:
+def _prepare(socket: zmq.Socket[bytes], frame_bytes_max: int) -> None:
     # The monitor must be there before the first connection is, or that one's event is missed. Whoever asks
     # the socket for its monitor later gets this one.
     socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -114,7 +117,7 @@ def _prepare(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     # A peer that sends more in one frame is disconnected by libzmq before it costs memory.
-    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
 
 
 def bind_router(
@@ -123,7 +126,7 @@ def bind_router(
     """The gateway's end. Raises `EndpointError`, or `zmq.ZMQError` when the address is taken."""
     check_endpoint(endpoint, curve)
     socket = context.socket(zmq.ROUTER)
-    _prepare(socket)
+    _prepare(socket, GATEWAY_FRAME_BYTES_MAX)
     # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A worker whose connection broke may be back before the old one is cleared away; its name is its own.
@@ -146,7 +149,7 @@ def connect_dealer(
     """A worker's end. Connects in the background, again and again. Raises `EndpointError`."""
     check_endpoint(endpoint, curve)
     socket = context.socket(zmq.DEALER)
-    _prepare(socket)
+    _prepare(socket, MESSAGE_BYTES_MAX)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
     # Nothing is queued for a gateway that is not there: it would be stale when one comes.
     socket.setsockopt(zmq.IMMEDIATE, 1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Capabilities
 
@@ -89,6 +90,17 @@ class Preparer(Protocol):
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """Raises `protocol.errors.RequestError` for whatever the request itself causes."""
+
+
+def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
+    """The refusal of a prompt of so many tokens. `by_memory`: the model itself could take a longer one."""
+    where = " in the memory of this server" if by_memory else ""
+    return RequestError(
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
+        f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
+        param=source,
+    )
 
 
 class Pipeline(Protocol):
@@ -256,8 +268,8 @@ class Model:
 
     facts: Facts
     engine: Engine
-    open_preparer: Callable[[], Preparer]
-    """Called once on each thread of the pool."""
+    open_preparer: Callable[[int], Preparer]
+    """Called once on each thread of the pool, with as much of the model's context as memory holds."""
     open_pipeline: Callable[[Prepared], Pipeline]
     """Called on the model thread, once for each request."""
 

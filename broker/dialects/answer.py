@@ -10,11 +10,14 @@ from typing import Any, Protocol
 
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
-from broker.dispatch.flights import Batch
-from protocol.errors import RequestError
+from broker.dispatch.flights import Batch, size_of
+from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Reused
 from protocol.parts import Delta, Usage
 
+DOCUMENT_BYTES_MAX = 256 * 2**20
+"""Of what is collected for one document, in memory: far beyond any text, and reports of likelihoods on 60,000
+tokens. A stream has no such limit."""
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"
 
@@ -137,6 +140,7 @@ class Whole:
         self._form = form
         self._ends = Ends(choices, prompts)
         self._deltas: list[list[Delta]] = [[] for _ in range(choices)]
+        self._bytes = 0
 
     def wait(self) -> bytes:
         """Nothing: it comes in one piece."""
@@ -149,10 +153,17 @@ class Whole:
         for choice, items in batches:
             for item in items:
                 if isinstance(item, Delta):
-                    self._deltas[choice].append(item)
+                    self._collect(choice, item)
                 elif isinstance(item, Finished):
                     self.over = self._ends.finish(choice, item)
         return self._document() if self.over else b""
+
+    def _collect(self, choice: int, delta: Delta) -> None:
+        self._bytes += size_of(delta)
+        if self._bytes > DOCUMENT_BYTES_MAX:
+            message = f"The answer has grown beyond {DOCUMENT_BYTES_MAX} bytes: ask for a stream."
+            raise RequestError(Code.ENGINE_ERROR, message)
+        self._deltas[choice].append(delta)
 
     def _document(self) -> bytes:
         choices = [

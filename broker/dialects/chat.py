@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from broker.dialects.body import encode, encode_text
 from broker.dialects.chat_body import Body
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, stop_strings
+from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.parts import Delta, Media
 
@@ -27,17 +29,18 @@ def conversation(body: Body, *, system_in_place: bool) -> Conversation:
 def generate(
     body: Body, messages: list[dict[str, Any]], media: list[Media], *, id: str, incarnation: str
 ) -> Generate:
-    """The message to the worker, for the first choice."""
+    """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
     kwargs = dict(body.chat_template_kwargs or {})
     if body.enable_thinking is not None:
         kwargs.setdefault("enable_thinking", body.enable_thinking)
+    tools = _offered_tools(body)
     return Generate(
         incarnation=incarnation,
         id=id,
         sampling=sampling(body, (body.top_logprobs or 0) if body.logprobs else None),
-        messages=messages,
-        tools=_offered_tools(body),
-        template_kwargs=kwargs,
+        messages=pack(messages),
+        tools=pack(tools) if tools else UNSET,
+        template_kwargs=pack(kwargs) if kwargs else UNSET,
         media=media,
         stop=stop_strings(body),
         max_tokens=body.max_completion_tokens or body.max_tokens,

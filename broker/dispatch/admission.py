@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from broker.dispatch.flights import Flight
+from protocol.conversation import packed_bytes
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Ready
 
@@ -24,8 +23,6 @@ BYTES_PER_TOKEN = 4
 """Of most texts in most vocabularies: for a prompt that its worker has not counted yet."""
 _NAMED_MAX = 16
 _SMOOTHING = 0.2
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Admission:
@@ -134,11 +131,8 @@ def has_begun(flight: Flight) -> bool:
 
 def guessed_tokens(request: Generate) -> int:
     """About as many tokens as its prompt has."""
-    try:
-        text = _encode((request.messages, request.prompt, request.tools))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return 0  # it cannot be sent to a worker either
-    return 1 + len(text) // BYTES_PER_TOKEN
+    prompt = (request.prompt or "").encode(errors="replace")
+    return 1 + (packed_bytes(request) + len(prompt)) // BYTES_PER_TOKEN
 
 
 def _prompt_tokens(flight: Flight) -> int:

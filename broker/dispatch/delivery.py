@@ -63,15 +63,16 @@ class Delivery:
                     if isinstance(message, Finished):
                         self._admission.served(self._clock() - flight.opened_at)
 
-    def gain(self, message: Events) -> None:
-        """What requests gained in a step."""
-        now = self._clock()
+    def gain(self, message: Events) -> int:
+        """What requests gained in a step. How many of them did."""
+        now, taken = self._clock(), 0
         for delta in message.deltas:
             flight = self._flight(delta.id, message.incarnation)
             if flight is None or flight.terminal is not None:
                 continue
             match flight.gain(delta, now):
                 case Gain.TAKEN:
+                    taken += 1
                     if flight.suspect:
                         self._failover.gained(flight)
                 case Gain.DOUBLE:
@@ -79,9 +80,13 @@ class Delivery:
                 case Gain.GAP:
                     self._dropped["gap"] += 1
                     self._failover.take_back(flight, f"delta {delta.sequence} came before its time")
+                case Gain.BEYOND:
+                    self._dropped["beyond"] += 1
+                    self._failover.take_back(flight, f"it got more than {flight.tokens_max} tokens")
                 case Gain.OVER:
                     log.warning("%s: its client does not read", flight.id)
                     self._failover.cancel(flight)
+        return taken
 
     def reconcile(self, worker: Worker, beat: Heartbeat) -> None:
         """Flights that the worker ought to have and has not, and rows that it has and ought not to."""

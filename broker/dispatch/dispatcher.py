@@ -42,8 +42,9 @@ from protocol.messages import (
 
 log = logging.getLogger(__name__)
 
-Kill = Callable[[int], None]
-"""End the process with this id, which belongs to a worker of this machine that hangs."""
+Kill = Callable[[str, int], bool]
+"""(incarnation, process id) -> whether a worker of this machine, which hangs, was ended. It is not where
+it has named a process that is not its own."""
 
 
 class Dispatcher:
@@ -179,31 +180,33 @@ class Dispatcher:
 
     # --- what workers say ---
 
-    def hear(self, sender: str, message: ToGateway) -> None:
-        """One message from the peer whose connection is named `sender`."""
+    def hear(self, sender: str, message: ToGateway) -> int:
+        """One message from the peer whose connection is named `sender`. How many deltas of it were of use."""
         if message.incarnation != sender:
             self.dropped["forged"] += 1
-            return
+            return 0
         if isinstance(message, Hello):
             self._meet(message)
-            return
+            return 0
         worker = self.fleet.get(sender)
         if worker is None:
             self._unknown(sender)
-            return
+            return 0
+        gained = 0
         if self.fleet.heard(worker, self._clock()):
             self.failover.woke(worker)
         if isinstance(message, Events):
             self.fleet.advanced(worker, self._clock())
-            self._delivery.gain(message)
+            gained = self._delivery.gain(message)
         else:
             self._handle(worker, message)
         self.failover.place()
+        return gained
 
     def _meet(self, message: Hello) -> None:
         if reason := self.fleet.objection(message):
             log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
-            self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
+            self._send(message.incarnation, self._rejected(reason), ())
             return
         # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
         self.lost(message.incarnation, "came back on a new connection", died=False)
@@ -213,6 +216,9 @@ class Dispatcher:
 
     def _welcome(self) -> Welcome:
         return Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION)
+
+    def _rejected(self, reason: str) -> Rejected:
+        return Rejected(incarnation=self.incarnation, reason=reason)
 
     def _unknown(self, sender: str) -> None:
         # Either the last words of a worker that is dead (nobody hears the answer), or one that outlived the
@@ -258,6 +264,12 @@ class Dispatcher:
         self.catalogue.update()
         self.failover.place()
 
+    def turn_away(self, peer: str, reason: str) -> None:
+        """The line will not hear this peer any more, whoever it is: for those aboard it has died."""
+        log.error("%s is turned away: %s", peer, reason)
+        self._send(peer, self._rejected(reason), ())
+        self.lost(peer, "is turned away")
+
     def _ground(self, worker: Worker, how: str, *, died: bool) -> None:
         aboard = self.flights.aboard(worker.incarnation)
         who = f"worker for {worker.model} (pid {worker.pid})"
@@ -275,8 +287,9 @@ class Dispatcher:
             self._ground(worker, f"is {verdict.value}", died=True)
         if self._kill is not None:
             for worker in self.fleet.hung(now, self._hung_timeout_s):
-                log.error("worker for %s (pid %d) hangs, and is killed", worker.model, worker.pid)
-                self._kill(worker.pid)
+                killed = self._kill(worker.incarnation, worker.pid)
+                how = "is killed" if killed else "is left alone: it is not known to be that process"
+                log.error("worker for %s (pid %d) hangs, and %s", worker.model, worker.pid, how)
         self.catalogue.update()
         self.failover.sweep()
 

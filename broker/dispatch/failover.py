@@ -94,6 +94,7 @@ class Failover:
     def _board(self, flight: Flight, worker: Worker) -> bool:
         message = self._flights.board(flight, worker.incarnation, self._clock())
         flight.identity = worker.identity
+        flight.limit(worker.ready.context_length if worker.ready else 0)
         return self._send(worker.incarnation, message, flight.media)
 
     def place(self) -> None:

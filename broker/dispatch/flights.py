@@ -9,7 +9,7 @@ the legs before it. What must always hold:
 * a leg's deltas are numbered 0, 1, 2…; a double is dropped, behind a gap nothing of that leg is taken;
 * what was reused of its prompt is said once, after its acceptance and before its first delta;
 * a flight listens to the worker and to the id of its present leg; whatever else speaks of it is dropped;
-* what waits for a client that does not read is bounded; what is kept to fly on goes with the flight.
+* what waits for a client that does not read is bounded, and so are its tokens, which are kept to fly on.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ PENDING_DELTAS_MAX = 1536
 log-probabilities, counts as several, so that all of them take half a megabyte."""
 _DELTA_BYTES, _LIKELY_BYTES = 320, 160
 """What a plain one takes in memory, and one of its most likely tokens."""
+TOKENS_MAX = 2**24
+"""Of an answer, where neither its request nor its worker says less."""
 PROVEN_DELTAS = 2
 """So many deltas of a leg show that its request has got past what was the end of the leg before. One is not
 enough: the last words of a worker that dies are lost with it, and they may have been as many."""
@@ -44,6 +46,8 @@ class Gain(Enum):
     TAKEN = auto()
     DOUBLE = auto()
     GAP = auto()
+    BEYOND = auto()
+    """There was no room for so many tokens."""
     OVER = auto()
     """The flight has ended, perhaps over this delta: the worker should stop."""
 
@@ -71,6 +75,7 @@ class Flight:
     often in a row, without a token in between, it was sent again because something was lost on the line.
     `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
     it. `identity`: of the model that it was aboard last; `model` is only the name that was asked for.
+    `tokens_max`: as many `tokens` as there can be.
     """
 
     request: Generate
@@ -84,6 +89,7 @@ class Flight:
     suspect: bool = False
     fingerprint: bytes = b""
     identity: str = ""
+    tokens_max: int = TOKENS_MAX
     tokens: list[int] = field(default_factory=list)
     accepted: bool = False
     prompt_tokens: int = 0
@@ -108,6 +114,11 @@ class Flight:
         """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
         an earlier version and does not say; then the name counts."""
         return not (self.tokens and self.identity and identity) or self.identity == identity
+
+    def limit(self, context_length: int) -> None:
+        """What it can get from the worker it is aboard now; 0: that one does not say."""
+        limits = (self.request.max_tokens, context_length, TOKENS_MAX)
+        self.tokens_max = min(limit for limit in limits if limit)
 
     def take(self) -> list[Item]:
         """Everything that arrived since the last call, in order; the terminal item comes last."""
@@ -149,6 +160,9 @@ class Flight:
             return Gain.OVER
         if delta.sequence != leg.deltas:
             return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
+        # A delta without a token is none that a worker sends, and must not be free.
+        if max(len(self.tokens) + len(delta.tokens), leg.deltas + 1) > self.tokens_max:
+            return Gain.BEYOND
         if len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
             return Gain.OVER
@@ -157,7 +171,7 @@ class Flight:
         leg.deltas += 1
         self.mends = 0
         self.tokens += delta.tokens
-        self.pending_excess += _excess(delta)
+        self.pending_excess += size_of(delta) // _DELTA_BYTES
         self._push(delta)
         return Gain.TAKEN
 
@@ -187,12 +201,13 @@ class Flight:
         return self.end(Failed(incarnation=sender, id=self.id, code=code, message=message))
 
 
-def _excess(delta: Delta) -> int:
-    """By how many plain ones it takes more room than one."""
+def size_of(delta: Delta) -> int:
+    """About as many bytes as it takes in memory beyond those of a plain one."""
     size = len(delta.text)
-    if delta.likelihoods:
-        size += _LIKELY_BYTES * sum(1 + len(each.top) for each in delta.likelihoods)
-    return size // _DELTA_BYTES
+    for each in delta.likelihoods:
+        size += _LIKELY_BYTES * (1 + len(each.top)) + len(each.bytes)
+        size += sum(len(token) for token, _ in each.top)
+    return size
 
 
 class Flights:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,19 +18,31 @@ import zmq
 import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
+from broker.line.connections import cut, kill_peer
+from broker.line.patience import Drop, Patience, cost
 from protocol import sockets, wire
-from protocol.messages import Message, ToGateway
+from protocol.messages import Events, Message, ToGateway
 
 log = logging.getLogger(__name__)
 
-_MESSAGES_AT_ONCE = 256
-"""Messages handled before other tasks of the loop get their turn."""
+_MESSAGES_AT_ONCE = 128
+_BYTES_AT_ONCE = 256 * 1024
+"""Messages, and bytes of them, that are read before other tasks of the loop get their turn."""
+
+FLOODING = "it sends far more than is of use"
+
+Hear = Callable[[str, ToGateway], int]
+"""(sender, message) -> how many of its deltas were of use."""
+TurnAway = Callable[[str, str], None]
+"""(peer, why): nothing is heard of it from now on."""
 
 
 class Link:
-    """The gateway's end of the line. `hear(sender, message)` and `lost(sender)` are called on the loop."""
+    """The gateway's end of the line. All that it is to call is called on the loop."""
 
-    def __init__(self, endpoint: str, curve_keys: Path | None) -> None:
+    def __init__(
+        self, endpoint: str, curve_keys: Path | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Bind. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
         curve = sockets.Curve.load(curve_keys, "gateway") if curve_keys else None
         self.errors: Counter[str] = Counter()
@@ -36,9 +50,13 @@ class Link:
         self._doorman = self._start_doorman(curve_keys) if curve_keys else None
         self._socket = sockets.bind_router(self._context, endpoint, curve)
         self._monitor = self._socket.get_monitor_socket()
-        self._peer_by_fd: dict[object, str] = {}
-        self._hear: Callable[[str, ToGateway], None] = lambda sender, message: None
+        self._peer_by_fd: dict[int, str] = {}
+        self._patience = Patience()
+        self._to_cut: set[int] = set()
+        self._clock = clock
+        self._hear: Hear = lambda sender, message: 0
         self._lost: Callable[[str], None] = lambda sender: None
+        self._turn_away: TurnAway = lambda sender, why: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _start_doorman(self, keys: Path) -> zmq.auth.thread.ThreadAuthenticator:
@@ -48,9 +66,9 @@ class Link:
         doorman.configure_curve(domain="roundhouse", location=str(keys))
         return doorman
 
-    def start(self, hear: Callable[[str, ToGateway], None], lost: Callable[[str], None]) -> None:
+    def start(self, hear: Hear, lost: Callable[[str], None], turn_away: TurnAway) -> None:
         """Begin to read, on the running loop."""
-        self._hear, self._lost = hear, lost
+        self._hear, self._lost, self._turn_away = hear, lost, turn_away
         self._loop = asyncio.get_running_loop()
         for socket in (self._socket, self._monitor):
             self._loop.add_reader(socket.fileno(), self._read)
@@ -84,11 +102,15 @@ class Link:
                 self._loop.call_soon(self._read)
         return True
 
+    def kill(self, peer: str, pid: int) -> bool:
+        """End the process that this peer has named as its own, if it is. False where nothing was done."""
+        return kill_peer([fd for fd, spoke in self._peer_by_fd.items() if spoke == peer], pid)
+
     def _read(self) -> None:
         # Whose connection broke is noted before the frames are read and judged after them: what a worker
         # managed to say before it died still counts.
         broken = self._broken()
-        more = self._read_frames(None if broken else _MESSAGES_AT_ONCE)
+        more = self._read_last_words() if broken else self._read_frames(_MESSAGES_AT_ONCE, _BYTES_AT_ONCE)
         for fd, peer in broken:
             # Last words, perhaps its first ones too, were read only now, from a connection that is no more.
             if peer is None or self._peer_by_fd.get(fd) == peer:
@@ -96,12 +118,16 @@ class Link:
             # One that has spoken on another connection meanwhile is not lost: its Hello said what it is.
             if peer is not None and peer not in self._peer_by_fd.values():
                 self._lost(peer)
+        # What is broken is closed: its descriptor may be a client's by now.
+        for fd in self._to_cut.difference(fd for fd, _ in broken):
+            cut(fd)
+        self._to_cut.clear()
         if more and self._loop is not None:
             self._loop.call_soon(self._read)
 
-    def _broken(self) -> list[tuple[object, str | None]]:
+    def _broken(self) -> list[tuple[int, str | None]]:
         """Connections that broke since the last call: file descriptor and, once it has spoken, peer."""
-        broken: list[tuple[object, str | None]] = []
+        broken: list[tuple[int, str | None]] = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] != zmq.EVENT_DISCONNECTED:
@@ -110,31 +136,60 @@ class Link:
             broken.append((fd, self._peer_by_fd.pop(fd, None)))
         return broken
 
-    def _read_frames(self, most: int | None) -> bool:
-        """Handle what has come, `most` messages of it. True when there may be more."""
-        handled = 0
-        while most is None or handled < most:
+    def _read_last_words(self) -> bool:
+        """Handle all that those have said who are gone. Others, who may never stop, take turns with them."""
+        peers = len(self._peer_by_fd) + 1
+        return self._read_frames(peers * sockets.RECEIVE_QUEUE_MESSAGES_MAX, sys.maxsize)
+
+    def _read_frames(self, messages_max: int, bytes_max: int) -> bool:
+        """Handle what has come, so much of it. True when there may be more."""
+        for _ in range(messages_max):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
-            handled += 1
-            self._receive(frames)
+            bytes_max -= self._receive(frames)
+            if bytes_max <= 0:
+                break
         return True
 
-    def _receive(self, frames: list[zmq.Frame]) -> None:
+    def _receive(self, frames: list[zmq.Frame]) -> int:
+        """Handle one message. How many bytes of it were read."""
         sender = frames[0].bytes.decode("ascii", "replace")
         fd = frames[-1].get(zmq.SRCFD)
-        if isinstance(fd, int) and self._peer_by_fd.get(fd) != sender:
+        first = isinstance(fd, int) and self._peer_by_fd.get(fd) != sender
+        if isinstance(fd, int):
             self._peer_by_fd[fd] = sender
+        if self._patience.is_over(sender):
+            self._drop(sender, fd, first=first)
+            return 0
+        body = [frame.bytes for frame in frames[1:]]
+        size = sum(map(len, body))
+        useful, deltas = self._hear_body(sender, body)
+        if (spent := cost(size, deltas, useful)) and not self._patience.spend(sender, spent, self._clock()):
+            self._drop(sender, fd, first=True)
+        return size
+
+    def _hear_body(self, sender: str, body: list[bytes]) -> tuple[int, int]:
+        """How many deltas were of use, of how many."""
         try:
-            message, _ = wire.decode_to_gateway([frame.bytes for frame in frames[1:]])
+            message, _ = wire.decode_to_gateway(body)
         except wire.WireError as error:
             self.errors["decode"] += 1
             log.warning("dropped a message from %s: %s", sender, error)
-            return
+            return 0, 0
         try:
-            self._hear(sender, message)
+            return self._hear(sender, message), len(message.deltas) if isinstance(message, Events) else 0
         except Exception:  # the boundary of a message: the others on this line still want to be heard
             self.errors["handle"] += 1
             log.exception("a %s from %s could not be handled", type(message).__name__, sender)
+            return 0, 0
+
+    def _drop(self, sender: str, fd: object, *, first: bool) -> None:
+        """What one says that was turned away."""
+        self.errors["flood"] += 1
+        match self._patience.drop(sender, first=first):
+            case Drop.TELL:
+                self._turn_away(sender, FLOODING)
+            case Drop.CUT if isinstance(fd, int):
+                self._to_cut.add(fd)

@@ -51,7 +51,7 @@ class Line:
         self.media: dict[str, list[bytes]] = {}
         self.unreachable: set[str] = set()
         self.unsendable: set[str] = set()
-        self.killed: list[int] = []
+        self.killed: list[tuple[str, int]] = []
         self.told: list[Orders] = []
         self.steps = 0
         self.contexts: list[AbstractContextManager[list[Flight]]] = []
@@ -63,7 +63,7 @@ class Line:
             clock=self.clock,
             failover_timeout_s=FAILOVER_S,
             hung_timeout_s=HUNG_S,
-            kill=self.killed.append,
+            kill=self.kill,
             tell=self.told.append,
         )
 
@@ -74,6 +74,10 @@ class Line:
             self.media[message.id] = list(media)
         self.sent.append((peer, message))
         return peer not in self.unreachable
+
+    def kill(self, peer: str, pid: int) -> bool:
+        self.killed.append((peer, pid))
+        return True
 
     def sent_to(self, peer: str) -> list[Message]:
         """What was sent to a worker since the last call."""

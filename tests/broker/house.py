@@ -28,12 +28,14 @@ class MemoryLink:
     """What the application asks of a link."""
 
     def __init__(self) -> None:
-        self.heard: list[Callable[..., None]] = []
+        self.heard: list[Callable[..., object]] = []
         self.closed = False
         self.errors: Counter[str] = Counter()
 
-    def start(self, hear: Callable[..., None], lost: Callable[..., None]) -> None:
-        self.heard = [hear, lost]
+    def start(
+        self, hear: Callable[..., int], lost: Callable[..., None], turn_away: Callable[..., None]
+    ) -> None:
+        self.heard = [hear, lost, turn_away]
 
     def close(self) -> None:
         self.closed = True

@@ -14,7 +14,8 @@ from tests.broker.house import House
 def test_the_line_is_open_for_as_long_as_the_application_runs(house: House) -> None:
     async def talk() -> None:
         async with lifespan(house.app):
-            assert house.link.heard == [house.line.dispatcher.hear, house.line.dispatcher.lost]
+            dispatcher = house.line.dispatcher
+            assert house.link.heard == [dispatcher.hear, dispatcher.lost, dispatcher.turn_away]
             assert not house.link.closed
             assert (await house.get("/health").end()).status == 200
         assert house.link.closed

@@ -190,13 +190,19 @@ def test_a_prompt_that_memory_never_holds_gets_a_400_beside_one_that_runs(
     with running_system(tmp_path) as system:
         system.start_worker("--cache-limit-bytes", str(500 * TOKEN_BYTES), "--step-ms", "5")
         system.wait_ready()
+        [model] = system.http.get("/v1/models").json()["data"]
+        assert model["context_length"] == 447
         neighbour = ask(system.url, "!tokens=100")
         wait_until_flowing([neighbour])
-        body = chat_body("word " * 600, stream=stream)
-        answer = system.http.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "context_length_exceeded"
-        assert "447 tokens in the memory of this server" in answer.json()["error"]["message"]
-        assert answer.json()["error"]["param"] == "messages"
+        for words in (447, 600, 9000):  # the last one is beyond the model's own context too
+            body = chat_body("word " * words, stream=stream)
+            answer = system.http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+            assert "447 tokens in the memory of this server" in answer.json()["error"]["message"]
+            assert f"resulted in {words} tokens" in answer.json()["error"]["message"]
+            assert answer.json()["error"]["param"] == "messages"
+        longest = system.http.post("/v1/chat/completions", json=chat_body("word " * 446, stream=stream))
+        assert longest.status_code == 200
         wait_for([neighbour], 30)
         assert neighbour.texts == [scripted("!tokens=100", 100)]

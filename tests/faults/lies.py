@@ -13,6 +13,7 @@ import zmq
 from msgspec.structs import asdict, replace
 
 from protocol import sockets, wire
+from protocol.conversation import pack
 from protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -67,20 +68,22 @@ REQUESTS = [
         incarnation="",
         id="",
         sampling=Sampling(seed=7, temperature=0.8, top_p=0.9, top_k=20, min_p=0.01, logprobs=3),
-        messages=[{"role": "user", "content": "hello"}],
+        messages=pack([{"role": "user", "content": "hello"}]),
         stop=["never"],
         max_tokens=4,
-        template_kwargs={"enable_thinking": True},
+        template_kwargs=pack({"enable_thinking": True}),
     ),
     Generate(
         incarnation="",
         id="",
         sampling=Sampling(seed=7, logit_bias={3: -100.0}, repetition_penalty=1.2, presence_penalty=1.0),
-        messages=[
-            {"role": "system", "content": "be"},
-            {"role": "user", "content": [{"type": "text", "text": "x"}]},
-        ],
-        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        messages=pack(
+            [
+                {"role": "system", "content": "be"},
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            ]
+        ),
+        tools=pack([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
         max_tokens=5,
         resume=[3, 4, 5],
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from protocol import wire
+from protocol.conversation import pack
 from protocol.messages import (
     Accepted,
     CacheCleared,
@@ -73,13 +74,15 @@ FULL: list[Message] = [
             logit_bias={50256: -100.0, 7: 1.5},
             logprobs=20,
         ),
-        messages=[
-            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
-            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
-        ],
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
         prompt="raw",
-        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
-        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
         media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
         stop=["\n\n", "</end>"],
         max_tokens=64,
@@ -198,13 +201,15 @@ EARLIER: list[Message] = [
         incarnation=GATEWAY,
         id="chatcmpl-1",
         sampling=Sampling(seed=2**63 - 1, temperature=0.7, top_p=0.95, top_k=40, min_p=0.05),
-        messages=[
-            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
-            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
-        ],
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
         prompt="raw",
-        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
-        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
         media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
         stop=["\n\n", "</end>"],
         max_tokens=64,
@@ -236,13 +241,15 @@ BEFORE_REUSE: list[Message] = [
             logit_bias={50256: -100.0, 7: 1.5},
             logprobs=20,
         ),
-        messages=[
-            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
-            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
-        ],
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
         prompt="raw",
-        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
-        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
         media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
         stop=["\n\n", "</end>"],
         max_tokens=64,
@@ -270,13 +277,15 @@ BEFORE_RESUME: list[Message] = [
             logit_bias={50256: -100.0, 7: 1.5},
             logprobs=20,
         ),
-        messages=[
-            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
-            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
-        ],
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
         prompt="raw",
-        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
-        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
         media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
         stop=["\n\n", "</end>"],
         max_tokens=64,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import wire
+from protocol.conversation import pack, unpack
 from protocol.messages import Generate
 from protocol.parts import Sampling
 from tests.protocol import fuzz
@@ -71,7 +72,10 @@ def test_a_message_with_any_value_in_any_field_decodes_or_is_refused(data: st.Da
 @given(_values)
 @settings(max_examples=200, deadline=None)
 def test_any_json_value_in_a_request_arrives_as_it_was_sent(value: object) -> None:
-    sent = Generate(incarnation="a", id="a", sampling=Sampling(seed=1), template_kwargs={"value": value})
+    packed = pack({"value": value})
+    sent = Generate(incarnation="a", id="a", sampling=Sampling(seed=1), template_kwargs=packed)
     arrived, _ = wire.decode_to_worker(wire.encode(sent))
-    # Compared as encoded: NaN equals nothing, not even itself.
+    assert isinstance(arrived, Generate)
     assert wire.encode(arrived) == wire.encode(sent)
+    # Compared as encoded: NaN equals nothing, not even itself.
+    assert pack(unpack(arrived).options) == packed

@@ -261,7 +261,7 @@ def test_a_worker_finds_a_gateway_that_starts_later(tmp_path: Path, line: Line) 
 def test_a_message_over_the_limit_never_reaches_the_gateway(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "MESSAGE_BYTES_MAX", 1000)
+    monkeypatch.setattr(sockets, "GATEWAY_FRAME_BYTES_MAX", 1000)
     endpoint = f"ipc://{tmp_path}/line"
     router = line.router(endpoint)
     dealer = line.dealer(endpoint, "worker")
@@ -333,8 +333,13 @@ Heard = asyncio.Queue[tuple[str, ToGateway]]
 async def listening(endpoint: str, keys: Path | None) -> AsyncIterator[tuple[Link, Heard]]:
     """The gateway's link, and what it hears."""
     heard: Heard = asyncio.Queue()
+
+    def hear(sender: str, message: ToGateway) -> int:
+        heard.put_nowait((sender, message))
+        return 0
+
     link = Link(endpoint, keys)
-    link.start(lambda sender, message: heard.put_nowait((sender, message)), lambda sender: None)
+    link.start(hear, lambda sender: None, lambda peer, why: None)
     try:
         yield link, heard
     finally:

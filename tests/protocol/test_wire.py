@@ -183,8 +183,9 @@ def test_garbage_is_a_wire_error(body: bytes, decode: Decode) -> None:
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
 @pytest.mark.parametrize("depth", [1_100, 100_000])
-def test_deep_nesting_is_a_wire_error(opening: bytes, depth: int) -> None:
-    body = pack(START | {"template_kwargs": {"k": 0}})
+@pytest.mark.parametrize("field", ["template_kwargs", "later"])
+def test_deep_nesting_is_a_wire_error(opening: bytes, depth: int, field: str) -> None:
+    body = pack(START | {field: {"k": 0}})
     assert body.endswith(b"\x00")
     with pytest.raises(wire.WireError):
         wire.decode_to_worker([body[:-1] + opening * depth + b"\x00"])
@@ -200,27 +201,11 @@ def test_a_message_for_the_other_side_is_refused() -> None:
 # --- what cannot be sent -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "value",
-    [2**64, -(2**63) - 1, "\ud800", object(), {"\udfff": 1}],
-    ids=["too large", "too small", "a lone surrogate", "no JSON", "a lone surrogate in a key"],
-)
-def test_what_msgpack_does_not_carry_is_a_wire_error_before_it_is_sent(value: object) -> None:
+def test_what_msgpack_does_not_carry_is_a_wire_error_before_it_is_sent() -> None:
     with pytest.raises(wire.WireError):
-        wire.encode(
-            Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), template_kwargs={"k": value})
-        )
-
-
-def test_a_value_nested_too_deeply_is_a_wire_error_before_it_is_sent() -> None:
-    value: list[object] = []
-    for _ in range(100_000):
-        value = [value]
-    message = Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), template_kwargs={"k": value})
+        wire.encode(Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), prompt="\ud800"))
     with pytest.raises(wire.WireError):
-        wire.encode(message)
-    while value:  # taken apart from the outside: the garbage collector would recurse
-        value = value.pop()  # type: ignore[assignment]
+        wire.encode(Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=2**64)))
 
 
 # --- sizes -------------------------------------------------------------------------------------------

@@ -9,7 +9,20 @@ from typing import Any
 
 from protocol.messages import Events, Failed, Finished, Message
 from protocol.parts import Capabilities, Delta
-from worker.contract import Blob, Cut, Draw, Facts, Likelihood, Model, Piece, Pipeline, Prepared, Shape, Step
+from worker.contract import (
+    Blob,
+    Cut,
+    Draw,
+    Facts,
+    Likelihood,
+    Model,
+    Piece,
+    Pipeline,
+    Prepared,
+    Preparer,
+    Shape,
+    Step,
+)
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Drop, Stop, Submit
@@ -299,7 +312,7 @@ class House:
         self.published.append(message)
         self.publish_also()
 
-    def _no_preparer(self) -> None:  # type: ignore[return]
+    def _no_preparer(self, context_length: int) -> Preparer:
         raise AssertionError("the loop prepares nothing")
 
     def submit(

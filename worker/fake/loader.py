@@ -40,6 +40,6 @@ class FakeLoader:
                 self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images), identity=self.identity
             ),
             engine=FakeEngine(scripts, self.step_ms),
-            open_preparer=lambda: FakePreparer(scripts),
+            open_preparer=lambda context_length: FakePreparer(scripts, context_length),
             open_pipeline=lambda request: FakePipeline(scripts.get(request.id, Script()).text),
         )

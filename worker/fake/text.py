@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.errors import Code, RequestError
+from protocol.conversation import unpack
 from protocol.messages import Generate
-from worker.contract import Draw, Prepared
+from worker.contract import Draw, Prepared, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.script import Script
 
@@ -25,17 +25,18 @@ class FakePrepared(Prepared):
 @dataclass(slots=True)
 class FakePreparer:
     scripts: MutableMapping[str, Script]
+    context_length: int
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
-        text = request.prompt or "\n".join(_texts(request.messages or []))
+        text = request.prompt or "\n".join(_texts(unpack(request).messages or []))
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
         tokens = tuple(1 + len(word) for word in text.split()) or (1,)
-        if len(tokens) >= CONTEXT_LENGTH:
-            message = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. "
-            message += f"However, your messages resulted in {len(tokens)} tokens."
-            raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+        room = self.context_length - len(tokens)
+        if room < 1:
+            by_memory = self.context_length < CONTEXT_LENGTH
+            raise too_long(self.context_length, len(tokens), "messages", by_memory=by_memory)
         # What came twice over a bad line is one request: its row follows the script that was here first.
         script = self.scripts.setdefault(request.id, script)
         return FakePrepared(
@@ -47,7 +48,7 @@ class FakePreparer:
                 logprobs=request.sampling.logprobs,
             ),
             stop=tuple(request.stop),
-            max_tokens=request.max_tokens or CONTEXT_LENGTH - len(tokens),
+            max_tokens=min(request.max_tokens or room, room),
             end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
             priority=request.priority,
             deadline_s=request.deadline_s,
@@ -58,7 +59,7 @@ class FakePreparer:
         )
 
 
-def _texts(messages: list[dict[str, Any]]) -> list[str]:
+def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     texts: list[str] = []
     for message in messages:
         content = message.get("content") or ""

@@ -21,13 +21,19 @@ def policy_of(settings: WorkerSettings, model: Model) -> Policy:
     )
 
 
-def ready(incarnation: str, facts: Facts, policy: Policy) -> Ready:
+def context_length(facts: Facts, policy: Policy) -> int:
+    """As many tokens as a prompt and its answer can have: what the model takes or, where that is less, what
+    memory holds of one row alone. To be asked on the model thread."""
+    return Ledger(policy.bytes_max, policy.row_bytes).tokens_max(1 + facts.context_length)
+
+
+def ready_of(incarnation: str, facts: Facts, policy: Policy) -> Ready:
     """That the model can serve, and how much at once. To be asked on the model thread."""
     ledger = Ledger(policy.bytes_max, policy.row_bytes)
     return Ready(
         incarnation=incarnation,
         model=facts.name,
-        context_length=facts.context_length,
+        context_length=context_length(facts, policy),
         running_max=policy.rows_max,
         parameters=facts.parameters,
         capabilities=facts.capabilities,

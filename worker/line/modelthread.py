@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+from functools import partial
 
 from protocol.messages import Loading, Message, Ready
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
 from worker.contract import Loader, Model
-from worker.line.introduction import policy_of, ready
+from worker.line.introduction import policy_of, ready_of
 from worker.line.outbox import Outbox
 from worker.line.pool import PreparerPool
 from worker.schedule.admission import AdmissionWindow
@@ -19,6 +21,8 @@ from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.store import Limits, open_store
+
+log = logging.getLogger(__name__)
 
 
 class ModelThread:
@@ -81,14 +85,21 @@ class ModelThread:
         return Loading(incarnation=self._incarnation, done=done, total=total)
 
     def _make_loop(self, model: Model) -> Loop:
-        self.pool = PreparerPool(model.open_preparer)
-        self.pool.warm()
         settings = self._settings
+        policy = policy_of(settings, model)
+        ready = ready_of(self._incarnation, model.facts, policy)
+        if ready.context_length < model.facts.context_length:
+            log.warning(
+                "memory holds a context of %d tokens, of the model's %d",
+                ready.context_length,
+                model.facts.context_length,
+            )
+        self.pool = PreparerPool(partial(model.open_preparer, ready.context_length))
+        self.pool.warm()
         limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, prefix_folder(settings))
         store = open_store(model, limits, self.inbox.put)
-        policy = policy_of(settings, model)
-        self._ready = ready(self._incarnation, model.facts, policy)
-        self._outbox.put(self._ready)
+        self._ready = ready
+        self._outbox.put(ready)
         return Loop(
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),

@@ -14,21 +14,24 @@ import msgspec
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
+from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Sampling
-from worker.contract import Draw, Prepared
-from worker.models.boundaries import Prompt, find_boundaries
+from worker.contract import Draw, Prepared, too_long
+from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, template_of
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """What a model's requests are measured by, in tokens. Of `defaults` the seed is not used."""
+    """What a model's requests are measured by, in tokens. Of `defaults` the seed is not used. `by_memory`:
+    the model could take a longer context."""
 
     context_length: int
     vocabulary: int
     defaults: Draw
+    by_memory: bool = False
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -82,10 +85,11 @@ class TextPreparer:
             raise RequestError(
                 Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
             )
-        if request.messages is None:
+        conversation = unpack(request)
+        if conversation.messages is None:
             source, text = "prompt", request.prompt or ""
         else:
-            source, text = "messages", self._rendered(request)
+            source, text = "messages", self._rendered(conversation, conversation.messages)
         tokens = self._encode(text, source)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
@@ -102,19 +106,19 @@ class TextPreparer:
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
-            boundaries=self._boundaries(request, text, tokens),
+            boundaries=self._boundaries(conversation, text, tokens),
         )
 
-    def _boundaries(self, request: Generate, text: str, tokens: list[int]) -> tuple[int, ...]:
+    def _boundaries(self, conversation: Conversation, text: str, tokens: list[int]) -> tuple[int, ...]:
         template = self._render
-        if request.messages is None or template is None:
+        if conversation.messages is None or template is None:
             return ()
         prompt = Prompt(text, tokens, self._added, partial(self._tokenizer.encode, add_special_tokens=False))
         return find_boundaries(
             prompt,
-            request.messages,
-            lambda messages: attempt(template, messages, request.tools, request.template_kwargs),
-            with_tools=bool(request.tools),
+            conversation.messages,
+            lambda messages: attempt(template, messages, conversation.tools, conversation.options),
+            with_tools=bool(conversation.tools),
         )
 
     def _encode(self, text: str, source: str) -> list[int]:
@@ -128,21 +132,21 @@ class TextPreparer:
                 Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
             ) from error
 
-    def _rendered(self, request: Generate) -> str:
+    def _rendered(self, conversation: Conversation, messages: Messages) -> str:
         if self._render is None:
             raise RequestError(
                 Code.INVALID_REQUEST,
                 "This model has no chat template and takes no messages; use /v1/completions with a prompt.",
                 param="messages",
             )
-        if reserved := sorted(RESERVED & request.template_kwargs.keys()):
+        if reserved := sorted(RESERVED & conversation.options.keys()):
             raise RequestError(
                 Code.INVALID_REQUEST,
                 f"The chat template takes no argument {reserved[0]!r}.",
                 param="chat_template_kwargs",
             )
         try:
-            return render(self._render, request.messages or [], request.tools, request.template_kwargs)
+            return render(self._render, messages, conversation.tools, conversation.options)
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -181,12 +185,8 @@ class TextPreparer:
     def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
         room = self._rules.context_length - prompt_tokens
         if room < 1:
-            raise RequestError(
-                Code.CONTEXT_LENGTH_EXCEEDED,
-                f"This model's maximum context length is {self._rules.context_length} tokens. However, your "
-                f"{source} resulted in {prompt_tokens} tokens. Please reduce the length of the {source}.",
-                param=source,
-            )
+            rules = self._rules
+            raise too_long(rules.context_length, prompt_tokens, source, by_memory=rules.by_memory)
         if request.max_tokens is None:
             return room
         if request.max_tokens < 1:

@@ -30,14 +30,12 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
         log.debug("%s: no tokenizer", name, exc_info=True)
         reason = " ".join(str(error).split())
         raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
-    rules = PromptRules(
-        context_length=config.context_length,
-        vocabulary=config.vocabulary or len(tokenizer),
-        defaults=_defaults(folder),
-    )
+    defaults, size = _defaults(folder), config.vocabulary or len(tokenizer)
     vocabulary = Vocabulary(tokenizer._tokenizer)
 
-    def open_preparer() -> Preparer:
+    def open_preparer(context_length: int) -> Preparer:
+        by_memory = context_length < config.context_length
+        rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
         return TextPreparer(open_tokenizer(folder, config.end_tokens), rules)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:

@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from protocol.errors import Code, RequestError
-from worker.contract import Prepared
+from protocol.errors import RequestError
+from worker.contract import Prepared, too_long
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.groups import form_groups, is_short, leads_of
 from worker.schedule.ledger import Ledger
@@ -131,13 +131,7 @@ class Scheduler:
         return number
 
     def _too_long(self, tokens: int, source: str) -> RequestError:
-        fit = self._ledger.tokens_max(tokens)
-        return RequestError(
-            Code.CONTEXT_LENGTH_EXCEEDED,
-            f"This model's maximum context length is {fit} tokens in the memory of this server. However, "
-            f"your {source} resulted in {tokens} tokens. Please reduce the length of the {source}.",
-            param=source,
-        )
+        return too_long(self._ledger.tokens_max(tokens), tokens, source, by_memory=True)
 
     # --- what has happened ---
 

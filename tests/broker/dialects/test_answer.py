@@ -98,6 +98,17 @@ def test_a_document_has_its_choices_in_order_however_they_ended() -> None:
     ] == [(0, "aA", "stop"), (1, "", "stop"), (2, "c", "length")]
 
 
+def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "DOCUMENT_BYTES_MAX", 1000)
+    for make in (stream, whole):
+        renderer = make(chat.Form(logprobs=False), 2)
+        renderer.feed([(choice, [accepted(), delta("x" * 500)]) for choice in range(2)])
+    assert documents(stream(chat.Form(logprobs=False), 1).feed([(0, [accepted(), delta("x" * 2000)])]))
+    with pytest.raises(RequestError, match="ask for a stream") as caught:
+        renderer.feed([(0, [delta("x")])])
+    assert caught.value.kind.status == 500
+
+
 @pytest.mark.parametrize("make", [stream, whole])
 def test_usage_counts_each_prompt_once_and_every_answer(make: Any) -> None:
     form = completions.Form(logprobs=False, choices=4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from broker.dialects import answer, chat, chat_body, openai
 from broker.dialects.body import encode
 from broker.dispatch.flights import Item
+from protocol.conversation import pack, unpack
 from protocol.errors import KINDS, Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Generate
 from protocol.parts import Delta, Media, Sampling, Usage
@@ -289,8 +290,8 @@ def test_fields_that_nobody_knows_are_skipped_everywhere() -> None:
 
 def test_tools_of_other_kinds_are_tolerated_and_not_offered() -> None:
     others = [{"type": "web_search", "filters": {}}, {"type": "custom", "custom": {"name": "x"}}]
-    assert sent(body(tools=others)).tools is None
-    assert sent(body(tools=[*others, *TOOLS])).tools == TOOLS
+    assert unpack(sent(body(tools=others))).tools is None
+    assert unpack(sent(body(tools=[*others, *TOOLS]))).tools == TOOLS
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "function"])
@@ -307,7 +308,7 @@ def test_a_bare_request_leaves_every_choice_to_the_model() -> None:
         incarnation="gateway",
         id="chatcmpl-1",
         sampling=Sampling(seed=message.sampling.seed),
-        messages=HELLO,
+        messages=pack(HELLO),
     )
 
 
@@ -349,9 +350,9 @@ def test_every_parameter_arrives() -> None:
             logit_bias={50256: -100.0, 7: 1.5},
             logprobs=20,
         ),
-        messages=HELLO,
-        tools=TOOLS,
-        template_kwargs={"style": "brief"},
+        messages=pack(HELLO),
+        tools=pack(TOOLS),
+        template_kwargs=pack({"style": "brief"}),
         media=media,
         stop=["a", "b"],
         max_tokens=64,
@@ -419,7 +420,7 @@ def test_any_seed_of_the_api_fits_the_wire_and_is_kept_apart_from_its_neighbours
     ],
 )
 def test_thinking_is_asked_of_the_template(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert sent(body(**fields)).template_kwargs == expected
+    assert unpack(sent(body(**fields))).options == expected
 
 
 def test_tools_are_offered_with_what_they_have_unless_none_may_be_called() -> None:
@@ -429,9 +430,9 @@ def test_tools_are_offered_with_what_they_have_unless_none_may_be_called() -> No
         {"type": "function", "function": function},
         {"type": "function", "function": {"name": "g"}},
     ]
-    assert sent(body(tools=tools)).tools == offered
-    assert sent(body(tools=tools, tool_choice="auto")).tools == offered
-    assert sent(body(tools=tools, tool_choice="none")).tools is None
+    assert unpack(sent(body(tools=tools))).tools == offered
+    assert unpack(sent(body(tools=tools, tool_choice="auto"))).tools == offered
+    assert unpack(sent(body(tools=tools, tool_choice="none"))).tools is None
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from broker.dispatch.admission import BYTES_PER_TOKEN, RETRY_AFTER_S_MAX, Admission, guessed_tokens, has_begun
 from broker.dispatch.flights import Flight, Flights
+from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Generate, Ready, Reused
 from protocol.parts import Delta, Reuse, Sampling
@@ -111,7 +113,7 @@ def counted(flights: list[Flight], tokens: int) -> list[Flight]:
 )
 def test_prompts_wait_up_to_so_many_tokens_together(limit: int | None, tokens_max: int, most: int) -> None:
     admission = house(waiting_max=100, waiting_tokens_max=limit)
-    one = asks()
+    one = asks(text="x" * BYTES_PER_TOKEN)
     room = most - guessed_tokens(one[0])
     if room > 0:
         admission.check(counted(aboard(2, 1), room), worker(4, tokens_max), one)
@@ -151,10 +153,17 @@ def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
     admission.check(counted([flight], 20), worker(1), asks(text="x" * 10 * BYTES_PER_TOKEN))
 
 
-def test_what_cannot_be_encoded_has_no_size() -> None:
-    tools = [{"type": "function", "big": 2**70}]
-    request = Generate(incarnation="g", id="new", sampling=Sampling(seed=1), tools=tools)
-    assert guessed_tokens(request) == 0
+def test_all_that_becomes_a_prompt_has_a_size() -> None:
+    text = "x" * 100 * BYTES_PER_TOKEN
+    bare = Generate(incarnation="g", id="new", sampling=Sampling(seed=1))
+    assert guessed_tokens(bare) == 1
+    for long in (
+        replace(bare, prompt=text),
+        replace(bare, messages=pack(text)),
+        replace(bare, tools=pack(text)),
+    ):
+        assert 100 <= guessed_tokens(long) <= 103
+    assert guessed_tokens(replace(bare, prompt="\ud83d")) == 1  # it cannot be sent to a worker either
 
 
 # --- when to come back -------------------------------------------------------------------------------

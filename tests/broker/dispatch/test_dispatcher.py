@@ -348,6 +348,35 @@ def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
         assert flight.take() == []
 
 
+def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights(line: Line) -> None:
+    line.serving("w1")
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+        line.say("w1", accepted("w1", "a"), events("w1", "a", "x"))
+        line.serving("w2")
+        line.sent_to("w1"), line.sent_to("w2")
+        line.dispatcher.turn_away("w1", "it floods")
+        assert line.sent_to("w1") == [Rejected(incarnation=GATEWAY, reason="it floods")]
+        assert line.legs_sent_to("w2") == ["a~2"]
+        assert [worker.incarnation for worker in line.dispatcher.fleet] == ["w2"]
+        line.dispatcher.lost("w1")  # as its connection ends
+        line.say("w2", events("w2", "a~2", "y"), finished("w2", "a~2", tokens=2))
+        assert isinstance(flight.terminal, Finished)
+        assert text_of(flight) == "xy"
+
+
+def test_it_is_said_how_many_deltas_were_of_use(line: Line) -> None:
+    line.serving("w")
+    hear = line.dispatcher.hear
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        assert hear("w", accepted("w", "a")) == 0
+        assert hear("w", events("w", "a", "x", "y")) == 2
+        assert hear("w", events("w", "a", "y", "z", first=1)) == 1
+        assert hear("w", events("w", "b", "x")) == 0
+        assert hear("w", events("other", "a", "x")) == 0
+        assert hear("stranger", events("stranger", "a", "x")) == 0
+    assert hear("w", events("w", "a", "x", first=3)) == 0
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_end(
     verdict: Verdict, line: Line
@@ -368,7 +397,7 @@ def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_
         assert line.killed == []
         line.clock.now += HUNG_S + 1
         line.dispatcher.sweep()
-        assert line.killed == [1]
+        assert line.killed == [("w", 1)]
     with pytest.raises(RequestError):
         line.dispatcher.find("m")
 

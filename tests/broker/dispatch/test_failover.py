@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 from msgspec.structs import replace
 
-from broker.__main__ import kill
 from broker.dispatch.failover import MENDS_MAX
 from broker.dispatch.flights import PROVEN_DELTAS, Flight
 from broker.dispatch.reconcile import BEATS_MISSED_MAX
@@ -195,14 +193,6 @@ def test_a_gateway_that_goes_ends_those_that_wait_too(line: Line) -> None:
     line.dispatcher.stop()
     line.dispatcher.abandon()
     assert code_of(flight) == Code.SHUTTING_DOWN
-
-
-def test_only_what_can_be_the_process_of_a_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
-    for pid in (4242, 1, 0, -1, os.getpid()):
-        kill(pid)
-    assert killed == [4242]
 
 
 # --- suspects ----------------------------------------------------------------------------------------
@@ -506,7 +496,7 @@ def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
     assert fingerprint(one, "m") == fingerprint(same, "m")
     assert fingerprint(one, "m") != fingerprint(one, "another")
     assert fingerprint(replace(one, sampling=replace(one.sampling, logit_bias={7: 1.0, 3: 2.0})), "m")
-    assert fingerprint(replace(one, template_kwargs={"n": 2**70}), "m") == b""  # cannot be sent either
+    assert fingerprint(replace(one, prompt="\ud83d"), "m") == b""  # cannot be sent either
     for other in (
         replace(one, prompt="b"),
         replace(one, max_tokens=3),
@@ -555,6 +545,19 @@ def test_a_line_that_loses_something_every_time_fails_the_flight_in_the_end(line
         assert flight.leg is not None
         line.say("w", events("w", flight.leg.id, "z", first=7))
     assert code_of(flight) == Code.INTERNAL_ERROR
+
+
+def test_a_worker_that_says_more_than_was_asked_for_is_not_believed(line: Line) -> None:
+    line.serving("w")
+    asked = replace(distinct("a"), max_tokens=2)
+    flight = line.board(asked)
+    line.sent_to("w")
+    line.say("w", events("w", "a", "x", "y", "z"))
+    assert line.dispatcher.dropped == {"beyond": 1}
+    assert line.sent_to("w") == [cancel("a"), replace(asked, id="a~2", resume=[0, 1])]
+    line.say("w", events("w", "a", "more", first=3), finished("w", "a~2", tokens=2))
+    assert text_of(flight) == "xy"
+    assert isinstance(flight.terminal, Finished)
 
 
 def row(id: str) -> RowStatus:

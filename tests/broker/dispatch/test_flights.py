@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.dispatch import flights as flights_module
-from broker.dispatch.flights import PROVEN_DELTAS, Flight, Flights, Gain, Item
+from broker.dispatch.flights import PROVEN_DELTAS, TOKENS_MAX, Flight, Flights, Gain, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, Reused
 from protocol.parts import Delta, Likelihood, Reuse, Sampling, Usage
@@ -18,14 +18,16 @@ from protocol.parts import Delta, Likelihood, Reuse, Sampling, Usage
 WORKER = "worker-1"
 
 
-def request(id: str = "a") -> Generate:
-    return Generate(incarnation="gateway", id=id, sampling=Sampling(seed=1), prompt="x")
+def request(id: str = "a", max_tokens: int | None = None) -> Generate:
+    return Generate(
+        incarnation="gateway", id=id, sampling=Sampling(seed=1), prompt="x", max_tokens=max_tokens
+    )
 
 
-def open_flight() -> Flight:
+def open_flight(max_tokens: int | None = None) -> Flight:
     """One that is aboard."""
     flights = Flights()
-    flight = flights.open(request(), "m", now=10.0)
+    flight = flights.open(request(max_tokens=max_tokens), "m", now=10.0)
     flights.board(flight, WORKER, now=10.0)
     return flight
 
@@ -92,6 +94,35 @@ def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out(sequence: 
     assert flight.take() == [delta(0, "first")]
     assert len(flight.tokens) == 1
     assert flight.gain(delta(1, "second"), now=11.0) is Gain.TAKEN
+
+
+@pytest.mark.parametrize(
+    ("asked", "context", "most"), [(3, 0, 3), (3, 100, 3), (100, 3, 3), (None, 3, 3), (None, 0, TOKENS_MAX)]
+)
+def test_a_flight_has_as_many_tokens_as_were_asked_for_and_fit(
+    asked: int | None, context: int, most: int
+) -> None:
+    flight = open_flight(max_tokens=asked)
+    flight.limit(context)
+    assert flight.tokens_max == most
+
+
+def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
+    flight = open_flight(max_tokens=3)
+    flight.limit(0)
+    assert flight.gain(delta(0, tokens=2), now=11.0) is Gain.TAKEN
+    assert flight.gain(delta(1, tokens=2), now=11.0) is Gain.BEYOND
+    assert flight.gain(delta(1, tokens=1), now=11.0) is Gain.TAKEN
+    assert [flight.gain(delta(2, tokens=count), now=11.0) for count in (1, 1000)] == [Gain.BEYOND] * 2
+    assert flight.tokens == [7] * 3
+    assert flight.take() == [delta(0, tokens=2), delta(1)]
+
+
+def test_deltas_without_tokens_are_not_free() -> None:
+    flight = open_flight(max_tokens=3)
+    flight.limit(0)
+    gains = [flight.gain(delta(number, tokens=0), now=11.0) for number in range(4)]
+    assert gains == [Gain.TAKEN] * 3 + [Gain.BEYOND]
 
 
 def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from broker.line.link import Link
+from broker.line import patience
+from broker.line.link import FLOODING, Link
 from protocol import sockets, wire
-from protocol.messages import Goodbye, Hello, ToGateway, Welcome
+from protocol.messages import Events, Goodbye, Hello, ToGateway, Welcome
+from protocol.parts import Delta
 from tests.broker.asgi import run
 
 BURST = 3000
@@ -61,16 +63,21 @@ def workers(endpoint: str) -> Iterator[Workers]:
 
 
 class Heard:
-    """What the link reported, in order: messages, and (as a name alone) whose connection broke."""
+    """What the link reported, in order: messages, (as a name alone) whose connection broke, and (with the
+    reason behind a colon) who was turned away."""
 
     def __init__(self) -> None:
         self._news: asyncio.Queue[tuple[str, ToGateway] | str] = asyncio.Queue()
 
-    def hear(self, sender: str, message: ToGateway) -> None:
+    def hear(self, sender: str, message: ToGateway) -> int:
         self._news.put_nowait((sender, message))
+        return len(message.deltas) if isinstance(message, Events) else 0
 
     def lost(self, sender: str) -> None:
         self._news.put_nowait(sender)
+
+    def turn_away(self, peer: str, why: str) -> None:
+        self._news.put_nowait(f"{peer}: {why}")
 
     async def next(self) -> tuple[str, ToGateway] | str:
         return await self._news.get()
@@ -83,7 +90,7 @@ class Heard:
 @asynccontextmanager
 async def listening(endpoint: str) -> AsyncIterator[tuple[Link, Heard]]:
     link, heard = Link(endpoint, None), Heard()
-    link.start(heard.hear, heard.lost)
+    link.start(heard.hear, heard.lost, heard.turn_away)
     try:
         yield link, heard
     finally:
@@ -98,7 +105,7 @@ def goodbye(name: str, number: int = 0) -> Goodbye:
     return Goodbye(incarnation=name, reason=str(number))
 
 
-async def say(worker: Socket, *messages: Hello | Goodbye) -> None:
+async def say(worker: Socket, *messages: Hello | Goodbye | Events) -> None:
     def send() -> None:
         for message in messages:
             worker.send_multipart(wire.encode(message))
@@ -159,12 +166,12 @@ def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
     async def talk() -> None:
         link, heard = Link(endpoint, None), Heard()
 
-        def hear(sender: str, message: ToGateway) -> None:
+        def hear(sender: str, message: ToGateway) -> int:
             if isinstance(message, Goodbye):
                 raise KeyError("a mistake of ours")
-            heard.hear(sender, message)
+            return heard.hear(sender, message)
 
-        link.start(hear, heard.lost)
+        link.start(hear, heard.lost, heard.turn_away)
         try:
             await say(workers.connect("w"), goodbye("w"), goodbye("w"), hello("w"))
             assert await heard.next() == ("w", hello("w"))
@@ -251,3 +258,66 @@ def test_a_worker_that_comes_back_under_its_name_is_heard_again(endpoint: str, w
 
 def test_a_link_that_was_never_started_closes(endpoint: str) -> None:
     Link(endpoint, None).close()
+
+
+# --- floods ------------------------------------------------------------------------------------------
+
+
+def test_who_floods_is_turned_away_and_others_are_heard_on(
+    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "USELESS_MESSAGES_MAX", 500)
+    monkeypatch.setattr(patience, "USELESS_MESSAGES_PER_S", 0)
+
+    async def talk() -> None:
+        async with listening(endpoint) as (link, heard):
+            flood, other = workers.connect("flood"), workers.connect("w")
+            await say(flood, *(goodbye("flood", number) for number in range(600)))
+            for number in range(501):
+                assert await heard.next() == ("flood", goodbye("flood", number))
+            assert await heard.next() == f"flood: {FLOODING}"
+            await say(other, hello("w"))
+            assert await heard.next() == ("w", hello("w"))
+            assert link.send("flood", Welcome(incarnation="g", version=1))  # it can be told
+            # Whoever comes back is not heard either, and is told again.
+            workers.die(flood)
+            assert await heard.next() == "flood"
+            await say(workers.connect("flood"), hello("flood"))
+            assert await heard.next() == f"flood: {FLOODING}"
+            await say(other, goodbye("w"))
+            assert await heard.next() == ("w", goodbye("w"))
+            assert link.errors["flood"] == 100 + 1  # with the one that was too much
+
+    run(talk())
+
+
+def test_who_floods_on_is_cut_off(endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "USELESS_MESSAGES_MAX", 500)
+
+    async def talk() -> None:
+        async with listening(endpoint) as (_, heard):
+            flood = workers.connect("flood")
+            await say(flood, *(goodbye("flood", number) for number in range(4000)))
+            while await heard.next() != f"flood: {FLOODING}":
+                pass
+            while await heard.next() != "flood":
+                pass
+
+    run(talk())
+
+
+def test_a_worker_as_fast_as_can_be_is_no_flood_as_long_as_it_is_of_use(
+    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "USELESS_MESSAGES_MAX", 10)
+    monkeypatch.setattr(patience, "USELESS_MESSAGES_PER_S", 0)
+
+    async def talk() -> None:
+        async with listening(endpoint) as (_, heard):
+            deltas = [Delta(id=f"r{row}", sequence=0, tokens=[7], text="word ") for row in range(64)]
+            step = Events(incarnation="w", deltas=deltas)
+            await say(workers.connect("w"), *[step] * BURST)
+            for _ in range(BURST):
+                assert await heard.next() == ("w", step)
+
+    run(talk())

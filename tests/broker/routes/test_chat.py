@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from protocol.conversation import unpack
 from tests.broker.asgi import run, until
 from tests.broker.dispatching import accepted, events, failed, finished, reused
 from tests.broker.house import House
@@ -18,7 +19,7 @@ def test_a_whole_answer_has_its_length_and_its_text(house: House) -> None:
     async def talk() -> None:
         answer = house.chat(model="org/model", temperature=0)
         id = await house.arrived()
-        assert house.requests()[0].messages == [{"role": "user", "content": "hello"}]
+        assert unpack(house.requests()[0]).messages == [{"role": "user", "content": "hello"}]
         house.line.say("w", accepted("w", id), events("w", id, "all ", "aboard 🚂"), finished("w", id, 2))
         document = (await answer.end()).json
         assert answer.status == 200

@@ -32,10 +32,11 @@ from protocol.messages import (
     ToGateway,
     Welcome,
 )
-from protocol.parts import Sampling
+from protocol.parts import Sampling, Usage
 from protocol.settings import EXIT_CONFIGURATION
 from tests.system import Process
 from worker.fake.engine import TOKEN_BYTES
+from worker.fake.text import CONTEXT_LENGTH
 from worker.line.exits import EXIT_NO_ROOM
 from worker.schedule.ledger import BLOCK_TOKENS
 
@@ -171,7 +172,8 @@ def test_a_worker_says_who_it_is_then_how_it_loads_then_that_it_is_ready(
     assert isinstance(ready, Ready)
     assert (ready.model, ready.running_max) == ("m", 3)
     assert ready.cache_bytes_max == 1000 * TOKEN_BYTES
-    assert ready.tokens_max == 1000 // BLOCK_TOKENS * BLOCK_TOKENS - 1  # a row always has room to grow
+    fits = 1000 // BLOCK_TOKENS * BLOCK_TOKENS - 1  # a row always has room to grow
+    assert ready.tokens_max == ready.context_length == fits
     beat = gateway.until(Heartbeat)
     assert (beat.running, beat.waiting, beat.cache_bytes) == (0, 0, 0)
 
@@ -240,8 +242,14 @@ def test_a_worker_keeps_to_the_bytes_it_is_given_for_caches(gateway: Gateway, st
     limit = 16 * 256
     start("--cache-limit-bytes", str(limit))
     gateway.meet()
-    gateway.generate("long", "word " * 300)
-    assert gateway.until(Failed).code == "context_length_exceeded"
+    for words in (255, 300, 2 * CONTEXT_LENGTH):
+        gateway.generate("long", "word " * words)
+        failure = gateway.until(Failed)
+        assert failure.code == "context_length_exceeded"
+        assert "maximum context length is 255 tokens in the memory of this server" in failure.message
+        assert f"resulted in {words} tokens" in failure.message
+    gateway.generate("short", "word " * 254)
+    assert gateway.until(Finished).usage == Usage(prompt_tokens=254, completion_tokens=1)
     # Two that cannot be there together to their ends: one is preempted, and comes to the same end.
     for id in ("a", "b"):
         gateway.generate(id, f"{id} !tokens=180")

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from msgspec import UNSET
 
+from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.parts import Sampling
 from worker.contract import Draw, Prepared
@@ -140,8 +142,10 @@ def preparer(template: str) -> TextPreparer:
 
 
 def request(messages: Sequence[Message] | None, **fields: Any) -> Generate:
-    given = None if messages is None else list(messages)
-    return Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=given, **fields)
+    given = {"messages": messages, **fields}
+    for name in ("messages", "tools", "template_kwargs"):
+        given[name] = UNSET if given.get(name) is None else pack(given[name])
+    return Generate(incarnation="g", id="r", sampling=Sampling(seed=1), **given)
 
 
 def prepare(template: str, messages: Sequence[Message], **fields: Any) -> Prepared:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from msgspec import UNSET, Raw
 
+from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Capabilities, Media, Sampling
@@ -31,6 +33,8 @@ def tokenizer() -> TokenizerWrapper:
 
 def prepare(rules: PromptRules = RULES, media: tuple[bytes, ...] = (), **fields: Any) -> Prepared:
     fields = {"sampling": Sampling(seed=7), "messages": [USER]} | fields
+    for name in {"messages", "tools", "template_kwargs"} & fields.keys():
+        fields[name] = UNSET if fields[name] is None else pack(fields[name])
     request = Generate(incarnation="g", id="r", **fields)
     return TextPreparer(tokenizer(), rules).prepare(request, media)
 
@@ -81,7 +85,7 @@ def test_tools_and_template_arguments_reach_the_template() -> None:
 def test_thinking_is_left_as_the_template_has_it(tmp_path: Path) -> None:
     template = "{% if enable_thinking is defined %}told{% else %}untold{% endif %}"
     preparer = TextPreparer(with_template(tmp_path, template), RULES)
-    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=[USER])
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=pack([USER]))
     assert tokenizer().decode(list(preparer.prepare(request, ()).tokens)) == "untold"
 
 
@@ -118,9 +122,29 @@ def test_messages_the_template_trips_over_are_the_requests_fault(messages: list[
     assert (error.code, error.param) == (Code.INVALID_REQUEST, "messages")
 
 
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("messages", b"\x07"),
+        ("messages", b"\x91\x07"),
+        ("messages", b"\x91\x81\xa1a\xa1\xff"),
+        ("messages", b"\x91\x81\xa1a" + b"\x91" * 100_000 + b"\x00"),
+        ("tools", b"\xa1x"),
+        ("template_kwargs", b"\x90"),
+        ("template_kwargs", b""),
+    ],
+)
+def test_what_is_packed_wrongly_is_the_requests_fault(name: str, packed: bytes) -> None:
+    fields: dict[str, Any] = {"messages": pack([USER]), name: Raw(packed)}
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), **fields)
+    with pytest.raises(RequestError, match="cannot be read") as caught:
+        TextPreparer(tokenizer(), RULES).prepare(request, ())
+    assert caught.value.code is Code.INVALID_REQUEST
+
+
 def test_messages_without_a_template_are_refused_with_advice(tmp_path: Path) -> None:
     preparer = TextPreparer(with_template(tmp_path, None), RULES)
-    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=[USER])
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=pack([USER]))
     with pytest.raises(RequestError, match=r"no chat template.*completions") as caught:
         preparer.prepare(request, ())
     assert caught.value.param == "messages"
@@ -147,7 +171,7 @@ def test_images_are_refused() -> None:
         incarnation="g",
         id="r",
         sampling=Sampling(seed=1),
-        messages=[USER],
+        messages=pack([USER]),
         media=[Media(frame=0, mime="image/png", sha256="0")],
     )
     with pytest.raises(RequestError, match="text only"):

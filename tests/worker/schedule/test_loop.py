@@ -484,7 +484,7 @@ class Thread:
 
     def __init__(self, published: Callable[[Message], None]) -> None:
         model = FakeLoader("fake").load(lambda done, total: None)
-        self.preparer = model.open_preparer()
+        self.preparer = model.open_preparer(model.facts.context_length)
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.loop = Loop(
             model=model,

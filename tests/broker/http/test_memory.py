@@ -1,0 +1,83 @@
+"""What a request costs the gateway while it waits: about what its body had, whatever is in there."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from broker.dispatch.admission import Admission
+from tests.broker.asgi import Exchange, run, until
+from tests.broker.house import House
+
+WAITING = 16
+KEPT_MAX = 2.0
+"""Times the bytes of the body."""
+
+
+def tools(count: int) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": {"properties": {"x": {}, "y": {}}}}}
+        for n in range(count)
+    ]
+
+
+def small_messages(count: int) -> list[dict[str, Any]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": f"{n}"} for n in range(count)]
+
+
+FUNCTION = {"name": "f", "arguments": json.dumps({"a": [{}] * 9})}
+CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": FUNCTION}]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
+
+BODIES: dict[str, dict[str, Any]] = {
+    "tools and many small messages": {"messages": small_messages(1000), "tools": tools(600)},
+    "calls with arguments": {"messages": [CALL, RESULT] * 500},
+    "options for the template": {
+        "messages": small_messages(1),
+        "chat_template_kwargs": {"list": [{} for _ in range(20_000)]},
+    },
+    "several answers": {"messages": small_messages(1000), "tools": tools(600), "n": 4},
+}
+
+
+@pytest.mark.parametrize("fields", BODIES.values(), ids=BODIES)
+def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[str, Any]) -> None:
+    house = House()
+    line = house.line
+    line.dispatcher.admission = Admission(clock=line.clock, waiting_max=1000, waiting_tokens_max=2**40)
+    line.serving("w", rows=1)
+    body = json.dumps({"stream": True, **fields}).encode()
+    assert len(body) > 50_000
+
+    async def ask(count: int) -> list[Exchange]:
+        asked = []
+        for _ in range(count):
+            before = len(line.dispatcher.flights)
+            # In pieces of its own: a body that many share would cost nothing.
+            pieces = [body[:30_000], body[30_000:]]
+            asked.append(Exchange(house.app, "POST", "/v1/chat/completions", pieces))
+            del pieces
+            await until(lambda before=before: len(line.dispatcher.flights) > before)
+        gc.collect()
+        return asked
+
+    async def talk() -> None:
+        asked = await ask(2)  # what is made once and kept is not to be counted
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            asked += await ask(WAITING)
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        for exchange in asked:
+            exchange.leave()
+            await exchange.end()
+        assert (after - before) / WAITING / len(body) < KEPT_MAX
+
+    run(talk())

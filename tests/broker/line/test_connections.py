@@ -1,0 +1,143 @@
+"""What the system says of a connection's other end, against what is said over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.line.connections import kill_peer, peer_pid
+from protocol.messages import Hello
+from tests.broker.asgi import run
+from tests.broker.line.test_link import Heard, listening
+
+WAIT_S = 20.0
+
+# Connects to argv[1] under the name argv[2], introduces itself as the process argv[3] or else as what it is,
+# and stays.
+PEER = """
+import os, sys, threading, zmq
+from protocol import sockets, wire
+from protocol.messages import Hello
+
+endpoint, name, pid = sys.argv[1:]
+line = sockets.connect_dealer(zmq.Context(), endpoint, name, None)
+hello = Hello(incarnation=name, version=1, model="m", pid=int(pid) or os.getpid())
+line.send_multipart(wire.encode(hello))
+threading.Event().wait()
+"""
+IDLE = "import threading; threading.Event().wait()"
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/line"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes that are gone after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)]))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+async def met(heard: Heard) -> Hello:
+    """The next peer that introduces itself."""
+    news = await heard.next()
+    assert isinstance(news, tuple)
+    assert isinstance(news[1], Hello)
+    return news[1]
+
+
+def test_who_names_another_process_than_its_own_gets_neither_killed(endpoint: str, start: Start) -> None:
+    async def talk() -> None:
+        victim = start(IDLE)
+        async with listening(endpoint) as (link, heard):
+            liar = start(PEER, endpoint, "liar", victim.pid)
+            assert (await met(heard)).pid == victim.pid
+            assert not link.kill("liar", victim.pid)
+            for process in (victim, liar):
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+
+    run(talk())
+
+
+def test_who_names_its_own_process_is_killed(endpoint: str, start: Start) -> None:
+    async def talk() -> None:
+        async with listening(endpoint) as (link, heard):
+            honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
+            assert {(await met(heard)).pid, (await met(heard)).pid} == {honest.pid, other.pid}
+            assert not link.kill("other", honest.pid)
+            honest.send_signal(signal.SIGSTOP)  # as it is with those that hang
+            assert link.kill("honest", honest.pid)
+            assert await asyncio.to_thread(honest.wait, WAIT_S) == -signal.SIGKILL
+            assert await heard.next() == "honest"
+            assert other.poll() is None
+
+    run(talk())
+
+
+def test_who_has_no_connection_any_more_gets_nobody_killed(endpoint: str, start: Start) -> None:
+    async def talk() -> None:
+        victim = start(IDLE)
+        async with listening(endpoint) as (link, heard):
+            liar = start(PEER, endpoint, "liar", victim.pid)
+            await met(heard)
+            liar.kill()
+            assert await heard.next() == "liar"
+            assert not link.kill("liar", victim.pid)
+            assert not link.kill("nobody", victim.pid)
+            assert victim.poll() is None
+
+    run(talk())
+
+
+def test_the_other_end_of_a_unix_socket_has_a_process_and_of_others_none() -> None:
+    with contextlib.ExitStack() as stack:
+        one, other = socket.socketpair()
+        tcp = socket.create_server(("127.0.0.1", 0))
+        for opened in (one, other, tcp):
+            stack.enter_context(opened)
+        assert peer_pid(one.fileno()) == os.getpid()
+        assert peer_pid(tcp.fileno()) is None
+        gone = one.fileno()
+    assert peer_pid(gone) is None
+    assert peer_pid(-1) is None
+
+
+def test_a_gateway_does_not_kill_itself_nor_a_group_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
+    one, other = socket.socketpair()
+    with one, other:
+        assert not kill_peer([one.fileno()], os.getpid())
+        for pid in (1, 0, -1):
+            monkeypatch.setattr("broker.line.connections.peer_pid", lambda descriptor, pid=pid: pid)
+            assert not kill_peer([one.fileno()], pid)
+    assert killed == []
+
+
+def test_a_process_that_is_gone_already_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(WAIT_S)
+    monkeypatch.setattr("broker.line.connections.peer_pid", lambda descriptor: gone.pid)
+    assert not kill_peer([0], gone.pid)

@@ -1,0 +1,74 @@
+"""A peer that floods its gateway: `python -m tests.faults.floods ENDPOINT MODEL KIND [--at-once]`.
+
+It introduces itself as a worker that is ready. Once it has a request, or at once, it sends a message as fast
+as it can, over and over, whatever it is told.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import zmq
+
+from protocol import sockets, wire
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Events,
+    Generate,
+    Heartbeat,
+    Hello,
+    Message,
+    Ready,
+    new_incarnation,
+)
+from protocol.parts import Delta
+
+
+def useless(name: str, count: int) -> list[bytes]:
+    deltas = [Delta(id="nobody's", sequence=number, tokens=[7]) for number in range(count)]
+    return wire.encode(Events(incarnation=name, deltas=deltas))
+
+
+def flood_of(kind: str, name: str) -> list[bytes]:
+    """The message that it consists of."""
+    match kind:
+        case "heartbeats":
+            return wire.encode(Heartbeat(incarnation=name, running=0, waiting=0, steps=1))
+        case "deltas":
+            return useless(name, 1)
+        case "steps":
+            return useless(name, 1000)
+        case "megabytes of deltas":
+            return useless(name, 150_000)
+        case "garbage":
+            return [b"\xc1" * 50]
+        case "megabytes of garbage":
+            return [b"\xc1" * 2**20]
+    raise ValueError(kind)
+
+
+KINDS = ("heartbeats", "deltas", "steps", "megabytes of deltas", "garbage", "megabytes of garbage")
+
+
+def main(endpoint: str, model: str, kind: str, *options: str) -> None:
+    name = new_incarnation()
+    line = sockets.connect_dealer(zmq.Context(), endpoint, name, None)
+
+    def say(message: Message) -> None:
+        line.send_multipart(wire.encode(message))
+
+    say(Hello(incarnation=name, version=PROTOCOL_VERSION, model=model, pid=1))
+    say(Ready(incarnation=name, model=model, context_length=8192, running_max=8))
+    while "--at-once" not in options:
+        message, _ = wire.decode_to_worker(line.recv_multipart())
+        if isinstance(message, Generate):
+            say(Accepted(incarnation=name, id=message.id, prompt_tokens=1))
+            break
+    flood = flood_of(kind, name)
+    while True:
+        line.send_multipart(flood)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+"""A peer that sends as fast as it can, and nothing of use, takes neither the gateway's time nor memory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults import floods
+from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
+from tests.system import Process, System, eventually, running_system
+
+STREAMS, TOKENS = 8, 400
+STEP = ("--name", "good", "--step-ms", "5")
+FLOOD_S_MAX = 60.0
+PAUSE_S_MAX = 5.0
+"""Without a bound it is as long as the flood, which has no end."""
+GROWTH_BYTES_MAX = 512 * 2**20
+
+
+@contextlib.contextmanager
+def flooding(system: System, model: str, kind: str, *options: str) -> Iterator[Process]:
+    peer = Process("flood", ["tests.faults.floods", system.endpoint, model, kind, *options], system.folder)
+    try:
+        yield peer
+    finally:
+        peer.stop()
+
+
+def is_turned_away(system: System) -> bool:
+    return "is turned away" in system.gateway.log()
+
+
+def prompt(number: int) -> str:
+    return f"{'go ' * (1 + number)}!tokens={TOKENS}"
+
+
+@pytest.mark.parametrize("kind", floods.KINDS)
+def test_streams_beside_a_flood_go_on_and_have_their_text(tmp_path: Path, kind: str) -> None:
+    with running_system(tmp_path) as system:
+        system.start_worker(*STEP)
+        system.wait_ready()
+        before = system.gateway.stats.memory_info().rss
+        clients = [ask(system.url, prompt(number), model="good") for number in range(STREAMS)]
+        wait_until_flowing(clients)
+        with flooding(system, "flood", kind, "--at-once"):
+            wait_s, growth, deadline = 0.0, 0, time.monotonic() + FLOOD_S_MAX
+            while any(client.is_alive() for client in clients) or not is_turned_away(system):
+                asked_at = time.monotonic()
+                assert system.http.get("/health").status_code == 200
+                wait_s = max(wait_s, time.monotonic() - asked_at)
+                growth = max(growth, system.gateway.stats.memory_info().rss - before)
+                assert wait_s < PAUSE_S_MAX
+                assert time.monotonic() < deadline
+            wait_for(clients, 1)
+            # And whoever comes while it goes on.
+            later = ask(system.url, prompt(0), model="good")
+            wait_for([later], 30)
+        for number, client in [*enumerate(clients), (0, later)]:
+            assert client.texts == [scripted(prompt(number), TOKENS)]
+            assert client.pause_s < PAUSE_S_MAX
+        assert growth < GROWTH_BYTES_MAX
+        models = {worker["model"] for worker in system.http.get("/v1/status").json()["workers"]}
+        assert models == {"good"}
+
+
+def test_requests_of_a_worker_that_floods_are_finished_by_another(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system, flooding(system, "good", "heartbeats"):
+        system.wait_ready()
+        client = ask(system.url, prompt(1), model="good")
+        eventually(lambda: is_turned_away(system), within_s=FLOOD_S_MAX, what="it is turned away")
+        system.start_worker(*STEP)
+        wait_for([client], 60)
+        assert client.texts == [scripted(prompt(1), TOKENS)]

@@ -1,0 +1,78 @@
+"""What of a request is packed: it travels as if it were not, and comes out as it went in."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec import UNSET, Raw
+
+from protocol import wire
+from protocol.conversation import Conversation, pack, packed_bytes, unpack
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.parts import Sampling
+
+MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "駅はどこ? 🚂"}]}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def request(**fields: Raw) -> Generate:
+    return Generate(incarnation="g", id="a", sampling=Sampling(seed=1), **fields)
+
+
+def test_what_was_packed_comes_out_as_it_was() -> None:
+    sent = request(messages=pack(MESSAGES), tools=pack(TOOLS), template_kwargs=pack({"a": None}))
+    arrived, _ = wire.decode_to_worker(wire.encode(sent))
+    assert isinstance(arrived, Generate)
+    assert arrived == sent
+    assert unpack(arrived) == Conversation(MESSAGES, TOOLS, {"a": None})
+
+
+def test_what_is_not_there_is_nothing() -> None:
+    assert unpack(request()) == Conversation(None, None, {})
+    assert packed_bytes(request()) == 0
+    # As a peer may say it that leaves no field out.
+    assert unpack(request(messages=pack(None), tools=pack(None))).messages is None
+
+
+def test_it_is_on_the_wire_what_it_would_be_unpacked() -> None:
+    [body] = wire.encode(request(messages=pack(MESSAGES), tools=pack(TOOLS)))
+    document = msgspec.msgpack.decode(body)
+    assert (document["messages"], document["tools"]) == (MESSAGES, TOOLS)
+    assert "template_kwargs" not in document
+
+
+def test_its_size_is_that_of_its_parts() -> None:
+    parts = pack(MESSAGES), pack(TOOLS)
+    assert packed_bytes(request(messages=parts[0], tools=parts[1])) == sum(len(bytes(part)) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**64, -(2**63) - 1, "\ud800", object(), {"\udfff": 1}, UNSET],
+    ids=["too large", "too small", "a lone surrogate", "no JSON", "a lone surrogate in a key", "nothing"],
+)
+def test_what_the_wire_does_not_carry_is_refused(value: object) -> None:
+    with pytest.raises(RequestError, match="cannot be passed on") as caught:
+        pack({"k": value})
+    assert caught.value.code is Code.INVALID_REQUEST
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(RequestError, match="cannot be passed on"):
+        pack(value)
+    while value:  # taken apart from the outside: the garbage collector would recurse
+        value = value.pop()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "packed", [b"", b"\x07", b"\x91\x07", b"\x91\x81\xa1a\xa1\xff", b"\x91" * 100_000 + b"\x00"]
+)
+def test_what_is_no_conversation_is_the_requests_fault(packed: bytes) -> None:
+    for part in ("messages", "tools"):
+        with pytest.raises(RequestError, match="cannot be read") as caught:
+            unpack(request(**{part: Raw(packed)}))
+        assert caught.value.code is Code.INVALID_REQUEST

@@ -1,0 +1,55 @@
+"""What a worker tells the gateway of itself: the context is what fits into its memory, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.conversation import pack
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.parts import Sampling
+from protocol.workersettings import WorkerSettings
+from tests.models.fixtures import model_folder
+from worker.contract import Model
+from worker.line.introduction import policy_of, ready_of
+from worker.models.load import ModelLoader
+from worker.schedule.ledger import BLOCK_TOKENS
+
+
+@pytest.fixture(scope="module")
+def dense() -> Model:
+    return ModelLoader(str(model_folder("dense"))).load(lambda done, total: None)
+
+
+def context_length(model: Model, cache_limit_bytes: int | None) -> int:
+    policy = policy_of(WorkerSettings(cache_limit_bytes=cache_limit_bytes), model)
+    return ready_of("w", model.facts, policy).context_length
+
+
+def test_where_memory_holds_all_of_it_the_context_is_the_models(dense: Model) -> None:
+    enough = dense.engine.row_bytes(dense.facts.context_length + BLOCK_TOKENS)
+    assert context_length(dense, None) == context_length(dense, enough) == dense.facts.context_length
+
+
+def test_where_memory_holds_less_the_context_is_what_it_holds(dense: Model) -> None:
+    found = context_length(dense, dense.engine.row_bytes(512))
+    assert found == 511  # a row always has room to grow
+    assert context_length(dense, 1) == 0
+
+
+def test_prompts_are_measured_by_the_context_that_was_told(dense: Model) -> None:
+    def prepare(words: int, context_length: int) -> tuple[int, int]:
+        messages = pack([{"role": "user", "content": "one " * words}])
+        request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), messages=messages)
+        prepared = dense.open_preparer(context_length).prepare(request, ())
+        return len(prepared.tokens), prepared.max_tokens
+
+    tokens, room = prepare(100, 511)
+    assert tokens + room == 511
+    with pytest.raises(RequestError) as caught:
+        prepare(100, tokens)
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert f"maximum context length is {tokens} tokens in the memory of this server" in caught.value.message
+    assert f"resulted in {tokens} tokens" in caught.value.message
+    with pytest.raises(RequestError, match=r"is 4096 tokens\. However"):
+        prepare(10_000, dense.facts.context_length)
