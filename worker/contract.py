@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from protocol.messages import Generate
 from protocol.parts import Capabilities
@@ -66,7 +66,8 @@ class Prepared:
     is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
     `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
     `pin`: what is stored of them is kept as long as possible. `resume`: what another worker has answered.
-    `source`: the parameter that the prompt came in, for errors.
+    `source`: the parameter that the prompt came in, for errors. `opening`: the state of the model's format
+    that its answer begins in; None: the answer is raw text, without channels.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Prepared:
     boundaries: tuple[int, ...] = ()
     resume: tuple[int, ...] = ()
     source: str = "messages"
+    opening: str | None = None
 
 
 class Preparer(Protocol):
@@ -91,16 +93,33 @@ class Preparer(Protocol):
         """Raises `protocol.errors.RequestError` for whatever the request itself causes."""
 
 
+class Growth(NamedTuple):
+    """What the channels of an answer gain at once. `is_content`: the token is one of the content, not of a
+    thought or a marker."""
+
+    text: str = ""
+    reasoning: str = ""
+    is_content: bool = True
+
+    def then(self, later: Growth) -> Growth:
+        """Both, one after the other; what the token is, the first says."""
+        return Growth(self.text + later.text, self.reasoning + later.reasoning, self.is_content)
+
+
 class Pipeline(Protocol):
-    """One request's way from tokens to text. Made with the request and dropped with it."""
+    """One request's way from tokens to the channels of its answer: a function of the tokens alone. Made with
+    the request and dropped with it."""
 
     stopped: bool
     """A stop string was met: the text before it has been given out, nothing more will be."""
+    reasoning_tokens: int
+    """How many of the tokens pushed are thoughts."""
 
-    def push(self, token: int) -> str:
-        """The text this token completes: whole characters only, nothing that may yet become a stop string."""
+    def push(self, token: int) -> Growth:
+        """What this token completes: whole characters only, nothing that may yet become a marker or a stop
+        string."""
 
-    def flush(self) -> str:
+    def flush(self) -> Growth:
         """What was held back, once no token follows."""
 
     def spell(self, token: int) -> bytes:

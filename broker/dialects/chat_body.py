@@ -80,6 +80,7 @@ class Body(Parameters, kw_only=True):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 _body_decoder = msgspec.json.Decoder(Body)

@@ -189,7 +189,7 @@ class Flight:
 
 def _excess(delta: Delta) -> int:
     """By how many plain ones it takes more room than one."""
-    size = len(delta.text)
+    size = len(delta.text) + len(delta.reasoning)
     if delta.likelihoods:
         size += _LIKELY_BYTES * sum(1 + len(each.top) for each in delta.likelihoods)
     return size // _DELTA_BYTES

@@ -150,6 +150,7 @@ FULL: list[Message] = [
                 tokens=[151643],
                 text="駅",
                 likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+                reasoning="次は…",
             ),
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
@@ -158,7 +159,7 @@ FULL: list[Message] = [
         incarnation=WORKER,
         id="chatcmpl-1",
         reason="length",
-        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256),
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
     ),
     Failed(
@@ -315,6 +316,30 @@ BEFORE_SWAPS: list[Message] = [
 ]
 """As a worker said it that knew of no other model under its name."""
 
+BEFORE_CHANNELS: list[Message] = [
+    Events(
+        incarnation=WORKER,
+        deltas=[
+            Delta(
+                id="chatcmpl-1",
+                sequence=0,
+                tokens=[151643],
+                text="駅",
+                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+            ),
+            Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
+        ],
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+    ),
+]
+"""As `FULL` before thoughts were told apart from content."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -323,6 +348,7 @@ KINDS = {
     "before_resume": BEFORE_RESUME,
     "before_budgets": BEFORE_BUDGETS,
     "before_swaps": BEFORE_SWAPS,
+    "before_channels": BEFORE_CHANNELS,
 }
 
 

@@ -19,7 +19,8 @@ from protocol.messages import Generate
 from protocol.parts import Sampling
 from worker.contract import Draw, Prepared
 from worker.models.boundaries import Prompt, find_boundaries
-from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, template_of
+from worker.models.format import opening_of
+from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, takes_effort, template_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class TextPreparer:
         self._render = template_of(tokenizer)
         self._added = _added_tokens(tokenizer)
         self._rules = rules
+        self._takes_effort = self._render is not None and takes_effort(self._render)
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
@@ -82,6 +84,9 @@ class TextPreparer:
             raise RequestError(
                 Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
             )
+        if not self._takes_effort and "reasoning_effort" in request.template_kwargs:
+            kept = {k: v for k, v in request.template_kwargs.items() if k != "reasoning_effort"}
+            request = msgspec.structs.replace(request, template_kwargs=kept)
         if request.messages is None:
             source, text = "prompt", request.prompt or ""
         else:
@@ -103,6 +108,20 @@ class TextPreparer:
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(request, text, tokens),
+            opening=self._opening(request, text),
+        )
+
+    def _opening(self, request: Generate, text: str) -> str | None:
+        template = self._render
+        if request.messages is None or template is None:
+            return None
+        # Rarely asked for: most prompts leave no thought open anywhere.
+        return opening_of(
+            self._tokenizer,
+            text,
+            lambda: attempt(
+                template, request.messages or [], request.tools, request.template_kwargs, opens_turn=False
+            ),
         )
 
     def _boundaries(self, request: Generate, text: str, tokens: list[int]) -> tuple[int, ...]:
