@@ -33,6 +33,18 @@ class NoRoomError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """Each thought of an answer has at most so many `tokens`, at least 1: then those of `closing` follow, the
+    first of which is the one that ends a thought. `opening`: the tokens that begin one. `is_open`: the answer
+    begins within a thought."""
+
+    tokens: int
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """How one request's tokens are drawn, every choice made. Temperature 0 is greedy.
 
@@ -41,7 +53,7 @@ class Draw:
     below zero, multiplies) the logits of tokens that the prompt or the answer has; `presence_penalty` and
     `frequency_penalty` are subtracted for tokens of the answer, once or once for each occurrence. The answer
     begins with the tokens of `forced`. `logprobs`: how many of the most likely tokens to report beside the
-    drawn one; None: report nothing.
+    drawn one; None: report nothing. `thoughts`: how long each may be; None: as long as it likes.
     """
 
     seed: int = 0
@@ -55,6 +67,7 @@ class Draw:
     logit_bias: tuple[tuple[int, float], ...] = ()
     forced: tuple[int, ...] = ()
     logprobs: int | None = None
+    thoughts: ThoughtLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)

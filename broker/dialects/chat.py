@@ -42,6 +42,7 @@ def generate(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
+        thinking_budget=body.thought_tokens_max,
     )
 
 

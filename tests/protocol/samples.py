@@ -89,6 +89,7 @@ FULL: list[Message] = [
         cache_salt="Mieter 7 駅",
         cache_pin=True,
         resume=[0, 70000],
+        thinking_budget=1024,
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
@@ -317,6 +318,38 @@ BEFORE_SWAPS: list[Message] = [
 """As a worker said it that knew of no other model under its name."""
 
 BEFORE_CHANNELS: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=[
+            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+        ],
+        prompt="raw",
+        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+    ),
     Events(
         incarnation=WORKER,
         deltas=[

@@ -8,12 +8,13 @@ answer ends by itself, where upstream drops it. Tool calls are left in the conte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from worker.models.template import Render, behind_thoughts
 from worker.output.channels import CONTENT, REASONING, signs_of
 from worker.output.text import Vocabulary
 
@@ -65,6 +66,16 @@ def opening_of(tokenizer: TokenizerWrapper, prompt: str, bare: Callable[[], str]
     turn = prompt.removeprefix(bare())
     is_open = prompt.rstrip().endswith(start) or turn.rfind(start) > turn.rfind(end)
     return REASONING if is_open else CONTENT
+
+
+def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[int, ...]:
+    """The tokens that close a thought from outside: its end, and what the template has behind it. None where
+    the end is several tokens: whether it has begun already could not be told in time."""
+    end: Sequence[int] = tokenizer.think_end_tokens or ()
+    if template is None or len(end) != 1:
+        return ()
+    behind = behind_thoughts(template, tokenizer.think_end)
+    return (*end, *(tokenizer.encode(behind, add_special_tokens=False) if behind else ()))
 
 
 class Reading:

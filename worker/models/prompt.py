@@ -17,10 +17,18 @@ from mlx_lm.utils import load_tokenizer
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Sampling
-from worker.contract import Draw, Prepared
+from worker.contract import Draw, Prepared, ThoughtLimit
 from worker.models.boundaries import Prompt, find_boundaries
-from worker.models.format import opening_of
-from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, takes_effort, template_of
+from worker.models.format import closing_of, opening_of
+from worker.models.template import (
+    RESERVED,
+    TEMPLATE_ERRORS,
+    attempt,
+    find_unknown_wishes,
+    render,
+    template_of,
+)
+from worker.output.channels import REASONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ class TextPreparer:
         self._render = template_of(tokenizer)
         self._added = _added_tokens(tokenizer)
         self._rules = rules
-        self._takes_effort = self._render is not None and takes_effort(self._render)
+        self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
+        self._closing = closing_of(tokenizer, self._render)
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
@@ -84,8 +93,8 @@ class TextPreparer:
             raise RequestError(
                 Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
             )
-        if not self._takes_effort and "reasoning_effort" in request.template_kwargs:
-            kept = {k: v for k, v in request.template_kwargs.items() if k != "reasoning_effort"}
+        if self._unknown & request.template_kwargs.keys():
+            kept = {k: v for k, v in request.template_kwargs.items() if k not in self._unknown}
             request = msgspec.structs.replace(request, template_kwargs=kept)
         if request.messages is None:
             source, text = "prompt", request.prompt or ""
@@ -94,11 +103,12 @@ class TextPreparer:
         tokens = self._encode(text, source)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
+        opening = self._opening(request, text)
         return Prepared(
             id=request.id,
             tokens=tuple(tokens),
             source=source,
-            draw=self._draw(request.sampling),
+            draw=self._draw(request.sampling, self._thoughts(request, opening)),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
             end_tokens=frozenset() if request.ignore_eos else frozenset(self._tokenizer.eos_token_ids),
@@ -108,7 +118,7 @@ class TextPreparer:
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(request, text, tokens),
-            opening=self._opening(request, text),
+            opening=opening,
         )
 
     def _opening(self, request: Generate, text: str) -> str | None:
@@ -122,6 +132,22 @@ class TextPreparer:
             lambda: attempt(
                 template, request.messages or [], request.tools, request.template_kwargs, opens_turn=False
             ),
+        )
+
+    def _thoughts(self, request: Generate, opening: str | None) -> ThoughtLimit | None:
+        if request.thinking_budget is None or opening is None:
+            return None
+        if not self._closing:
+            raise RequestError(
+                Code.UNSUPPORTED_PARAMETER,
+                "'thinking_budget' is not served here: this model has no token that ends a thought.",
+                param="thinking_budget",
+            )
+        return ThoughtLimit(
+            tokens=max(1, request.thinking_budget),
+            opening=tuple(self._tokenizer.think_start_tokens),
+            closing=self._closing,
+            is_open=opening == REASONING,
         )
 
     def _boundaries(self, request: Generate, text: str, tokens: list[int]) -> tuple[int, ...]:
@@ -169,7 +195,7 @@ class TextPreparer:
                 param="messages",
             ) from error
 
-    def _draw(self, sampling: Sampling) -> Draw:
+    def _draw(self, sampling: Sampling, thoughts: ThoughtLimit | None) -> Draw:
         defaults = self._rules.defaults
         top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
         penalty = sampling.repetition_penalty
@@ -184,6 +210,7 @@ class TextPreparer:
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=self._logit_bias(sampling.logit_bias),
             logprobs=sampling.logprobs,
+            thoughts=thoughts,
         )
 
     def _logit_bias(self, biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

@@ -47,6 +47,7 @@ _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Where templates look for what was thought before an answer; the first is what the canonical form has."""
 _CALLING = {"function": {"name": "probe_tool", "arguments": {}}, "id": "abcdefgh0", "type": "function"}
 _RESULT = {"role": "tool", "name": "probe_tool", "tool_call_id": "abcdefgh0", "content": "first-result"}
+_WISHES: Mapping[str, Any] = {"reasoning_effort": "high", "thinking_budget": 1024}
 _TOOL = {
     "type": "function",
     "function": {
@@ -78,7 +79,8 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
 def _shows_thoughts(renderer: Render, key: str) -> bool:
     """Whether thoughts are shown that stand under `key`: with answers, or with calls at least."""
     thought = _ANSWER | {key: _THOUGHT}
-    asked: tuple[Messages, ...] = ([_USER, thought], [_USER, thought | {"content": "", "tool_calls": [_CALLING]}, _RESULT])
+    calling = thought | {"content": "", "tool_calls": [_CALLING]}
+    asked: list[Messages] = [[_USER, thought], [_USER, calling, _RESULT]]
     return any(_THOUGHT in attempt(renderer, messages) for messages in asked)
 
 
@@ -92,10 +94,23 @@ def _with_thoughts_under(renderer: Render, key: str) -> Render:
     return render_renamed
 
 
-def takes_effort(template: Render) -> bool:
-    """Whether `reasoning_effort` does no harm: where no variable has this name, templates pass over it, while
-    upstream's own renderers raise."""
-    return bool(attempt(template, [_USER], options={"reasoning_effort": "high"}))
+def find_unknown_wishes(template: Render) -> frozenset[str]:
+    """Of what clients say to any model about thinking, what this template fails on. Most pass over what they
+    have no variable for; upstream's own renderers raise."""
+    wishes = _WISHES.items()
+    return frozenset(name for name, value in wishes if not attempt(template, [_USER], options={name: value}))
+
+
+def behind_thoughts(template: Render, end: str) -> str:
+    """What stands between the end of a thought and the answer: in the history, else where the prompt itself
+    has an empty thought."""
+    answered = attempt(template, [_USER, _ANSWER | {_THOUGHT_KEYS[0]: _THOUGHT}])
+    _, found, behind = answered.rpartition(end)
+    if found and _ANSWER["content"] in behind:
+        return behind[: behind.index(_ANSWER["content"])]
+    silent = attempt(template, [_USER], options={"enable_thinking": False})
+    _, found, behind = silent.rpartition(end)
+    return behind if found and not behind.strip() else ""
 
 
 def render(
