@@ -34,9 +34,8 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtLimit:
-    """Each thought of an answer has at most so many `tokens`, at least 1: then those of `closing` follow, the
-    first of which is the one that ends a thought. `opening`: the tokens that begin one. `is_open`: the answer
-    begins within a thought."""
+    """A thought has at most so many `tokens`, at least 1: then those of `closing` follow, the first ends it.
+    `opening`: the tokens that begin one. `is_open`: the answer begins within one."""
 
     tokens: int
     opening: tuple[int, ...]
@@ -79,8 +78,8 @@ class Prepared:
     is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
     `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
     `pin`: what is stored of them is kept as long as possible. `resume`: what another worker has answered.
-    `source`: the parameter that the prompt came in, for errors. `opening`: the state of the model's format
-    that its answer begins in; None: the answer is raw text, without channels.
+    `source`: the parameter that the prompt came in, for errors. `opening`: the state of the model's format in
+    which its answer begins; None: it is raw text.
     """
 
     id: str
@@ -107,21 +106,19 @@ class Preparer(Protocol):
 
 
 class Growth(NamedTuple):
-    """What the channels of an answer gain at once. `is_content`: the token is one of the content, not of a
-    thought or a marker."""
+    """What an answer's channels gain. `is_content`: the token is none of a thought or a marker."""
 
     text: str = ""
     reasoning: str = ""
     is_content: bool = True
 
     def then(self, later: Growth) -> Growth:
-        """Both, one after the other; what the token is, the first says."""
+        """Both, in order; what the token is, the first says."""
         return Growth(self.text + later.text, self.reasoning + later.reasoning, self.is_content)
 
 
 class Pipeline(Protocol):
-    """One request's way from tokens to the channels of its answer: a function of the tokens alone. Made with
-    the request and dropped with it."""
+    """One request's way from tokens to the channels of its answer: a function of the tokens alone."""
 
     stopped: bool
     """A stop string was met: the text before it has been given out, nothing more will be."""
@@ -129,8 +126,7 @@ class Pipeline(Protocol):
     """How many of the tokens pushed are thoughts."""
 
     def push(self, token: int) -> Growth:
-        """What this token completes: whole characters only, nothing that may yet become a marker or a stop
-        string."""
+        """What this token completes: whole characters, nothing that may yet be a marker or a stop string."""
 
     def flush(self) -> Growth:
         """What was held back, once no token follows."""
