@@ -64,7 +64,8 @@ class Generate(Message, frozen=True):
     completion. `messages`, `tools` and `template_kwargs` are packed (`protocol.conversation`). `max_tokens`
     None means until the context is full. Of several waiting, the smallest `priority` is served first. One
     that is not done `deadline_s` after its arrival fails. Prefixes are shared between requests of one
-    `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten.
+    `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten. Each thought of its
+    answer is closed when it has `thinking_budget` tokens; None: none is.
 
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
     deltas numbered from 0 again, as if nothing had happened; its usage counts them."""
@@ -84,6 +85,7 @@ class Generate(Message, frozen=True):
     cache_salt: str = ""
     cache_pin: bool = False
     resume: list[Token] = []
+    thinking_budget: Count | None = None
 
 
 class Cancel(Message, frozen=True):

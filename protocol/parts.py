@@ -60,10 +60,11 @@ class Likelihood(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one request gained in one step.
+    """What one request gained in one step: the growth of each of its answer's channels.
 
-    `sequence` counts a request's deltas from 0: a gap or a double is a fault. `text` may be empty while a
-    character or a possible stop string is incomplete.
+    `sequence` counts a request's deltas from 0: a gap or a double is a fault. `text` is the content's, which
+    is all there is of a raw completion; `reasoning` what the model thought before it. All may be empty while
+    a character, a marker or a possible stop string is incomplete.
     """
 
     id: Id
@@ -71,15 +72,19 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     tokens: list[Token]
     text: str = ""
     likelihoods: list[Likelihood] = []
-    """One for each of `tokens`, if the request asks for them; none for a token that ends the answer."""
+    """One for each of `tokens`, if the request asks for them; none for a token that ends the answer, or is
+    one of a thought or of a marker."""
+    reasoning: str = ""
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Token counts of a finished request. `cached_tokens`: how much of the prompt was not computed again."""
+    """Token counts of a finished request. `cached_tokens`: how much of the prompt was not computed again.
+    `reasoning_tokens`: how many of the completion's are thoughts, the markers around them left out."""
 
     prompt_tokens: Count
     completion_tokens: Count
     cached_tokens: Count = 0
+    reasoning_tokens: Count = 0
 
 
 class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):

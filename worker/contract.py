@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
@@ -34,6 +34,17 @@ class NoRoomError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """A thought has at most so many `tokens`, at least 1: then those of `closing` follow, the first ends it.
+    `opening`: the tokens that begin one. `is_open`: the answer begins within one."""
+
+    tokens: int
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """How one request's tokens are drawn, every choice made. Temperature 0 is greedy.
 
@@ -42,7 +53,7 @@ class Draw:
     below zero, multiplies) the logits of tokens that the prompt or the answer has; `presence_penalty` and
     `frequency_penalty` are subtracted for tokens of the answer, once or once for each occurrence. The answer
     begins with the tokens of `forced`. `logprobs`: how many of the most likely tokens to report beside the
-    drawn one; None: report nothing.
+    drawn one; None: report nothing. `thoughts`: how long each may be; None: as long as it likes.
     """
 
     seed: int = 0
@@ -56,6 +67,7 @@ class Draw:
     logit_bias: tuple[tuple[int, float], ...] = ()
     forced: tuple[int, ...] = ()
     logprobs: int | None = None
+    thoughts: ThoughtLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,8 @@ class Prepared:
     is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
     `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
     `pin`: what is stored of them is kept as long as possible. `resume`: what another worker has answered.
-    `source`: the parameter that the prompt came in, for errors.
+    `source`: the parameter that the prompt came in, for errors. `opening`: the state of the model's format in
+    which its answer begins; None: it is raw text.
     """
 
     id: str
@@ -83,6 +96,7 @@ class Prepared:
     boundaries: tuple[int, ...] = ()
     resume: tuple[int, ...] = ()
     source: str = "messages"
+    opening: str | None = None
 
 
 class Preparer(Protocol):
@@ -103,16 +117,30 @@ def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) 
     )
 
 
+class Growth(NamedTuple):
+    """What an answer's channels gain. `is_content`: the token is none of a thought or a marker."""
+
+    text: str = ""
+    reasoning: str = ""
+    is_content: bool = True
+
+    def then(self, later: Growth) -> Growth:
+        """Both, in order; what the token is, the first says."""
+        return Growth(self.text + later.text, self.reasoning + later.reasoning, self.is_content)
+
+
 class Pipeline(Protocol):
-    """One request's way from tokens to text. Made with the request and dropped with it."""
+    """One request's way from tokens to the channels of its answer: a function of the tokens alone."""
 
     stopped: bool
     """A stop string was met: the text before it has been given out, nothing more will be."""
+    reasoning_tokens: int
+    """How many of the tokens pushed are thoughts."""
 
-    def push(self, token: int) -> str:
-        """The text this token completes: whole characters only, nothing that may yet become a stop string."""
+    def push(self, token: int) -> Growth:
+        """What this token completes: whole characters, nothing that may yet be a marker or a stop string."""
 
-    def flush(self) -> str:
+    def flush(self) -> Growth:
         """What was held back, once no token follows."""
 
     def spell(self, token: int) -> bytes:

@@ -30,17 +30,14 @@ def generate(
     body: Body, messages: list[dict[str, Any]], media: list[Media], *, id: str, incarnation: str
 ) -> Generate:
     """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.enable_thinking is not None:
-        kwargs.setdefault("enable_thinking", body.enable_thinking)
-    tools = _offered_tools(body)
+    tools, wishes = _offered_tools(body), _template_kwargs(body)
     return Generate(
         incarnation=incarnation,
         id=id,
         sampling=sampling(body, (body.top_logprobs or 0) if body.logprobs else None),
         messages=pack(messages),
         tools=pack(tools) if tools else UNSET,
-        template_kwargs=pack(kwargs) if kwargs else UNSET,
+        template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,
         stop=stop_strings(body),
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -48,7 +45,21 @@ def generate(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
+        thinking_budget=body.thought_tokens_max,
     )
+
+
+def _template_kwargs(body: Body) -> dict[str, Any]:
+    """What the template is told beside the messages: of two wishes that exclude each other, the one that is
+    nearer to the template."""
+    wishes: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        wishes["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            wishes["enable_thinking"] = False
+    if body.enable_thinking is not None:
+        wishes["enable_thinking"] = body.enable_thinking
+    return wishes | (body.chat_template_kwargs or {})
 
 
 def _offered_tools(body: Body) -> list[dict[str, Any]] | None:
@@ -83,7 +94,11 @@ class Form:
 
     def gain(self, choice: int, delta: Delta) -> bytes:
         if delta.likelihoods:
-            return _entry(choice, {"content": delta.text}, logprobs=chat_logprobs(delta.likelihoods))
+            shown = {**_reasoning(delta.reasoning), "content": delta.text}
+            return _entry(choice, shown, logprobs=chat_logprobs(delta.likelihoods))
+        if delta.reasoning:
+            content = {"content": delta.text} if delta.text else {}
+            return _entry(choice, _reasoning(delta.reasoning) | content)
         if not delta.text:
             return b""
         # By hand, since most events are of this kind.
@@ -95,13 +110,19 @@ class Form:
 
     def whole(self, choice: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
+        thought = "".join(delta.reasoning for delta in deltas)
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": {"role": "assistant", "content": text, "refusal": None, **_reasoning(thought)},
             "logprobs": chat_logprobs(likelihoods) if self._logprobs else None,
             "finish_reason": reason,
         }
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """A thought under both names that clients know; nothing where there is none."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def _entry(

@@ -11,6 +11,8 @@ from broker.dialects.body import check_range, decode, refuse
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check
 from protocol.errors import Code, RequestError
 
+THINKING_BUDGET_TOKENS_MAX = 2**31
+
 
 class TextPart(Struct, tag_field="type", tag="text"):
     text: str
@@ -80,6 +82,16 @@ class Body(Parameters, kw_only=True):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+
+    @property
+    def thought_tokens_max(self) -> int | None:
+        """How many tokens a thought may have, by the one of its names that is nearest to the template."""
+        told = (self.chat_template_kwargs or {}).get("thinking_budget")
+        budgets = (told, self.thinking_budget, self.thinking_token_budget)
+        return next((budget for budget in budgets if budget is not None), None)
 
 
 _body_decoder = msgspec.json.Decoder(Body)
@@ -92,11 +104,26 @@ def read(raw: bytes) -> Body:
         raise RequestError(Code.INVALID_REQUEST, "'messages' must not be empty.", param="messages")
     check(body)
     check_range("max_completion_tokens", body.max_completion_tokens, 1, 2**31)
+    _check_thinking(body)
     _check_logprobs(body)
     _check_tools(body)
     if body.response_format is not None and body.response_format.type != "text":
         raise refuse("response_format", "can only be of type 'text' here: other formats are not enforced yet")
     return body
+
+
+def _check_thinking(body: Body) -> None:
+    told = (body.chat_template_kwargs or {}).get("thinking_budget")
+    param = "chat_template_kwargs.thinking_budget"
+    if told is not None and type(told) is not int:
+        raise RequestError(Code.INVALID_REQUEST, f"'{param}' must be an integer.", param=param)
+    budgets = {
+        param: told,
+        "thinking_budget": body.thinking_budget,
+        "thinking_token_budget": body.thinking_token_budget,
+    }
+    for name, budget in budgets.items():
+        check_range(name, budget, 1, THINKING_BUDGET_TOKENS_MAX)
 
 
 def _check_logprobs(body: Body) -> None:

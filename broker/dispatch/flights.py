@@ -203,7 +203,7 @@ class Flight:
 
 def size_of(delta: Delta) -> int:
     """About as many bytes as it takes in memory beyond those of a plain one."""
-    size = len(delta.text)
+    size = len(delta.text) + len(delta.reasoning)
     for each in delta.likelihoods:
         size += _LIKELY_BYTES * (1 + len(each.top)) + len(each.bytes)
         size += sum(len(token) for token, _ in each.top)

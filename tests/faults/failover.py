@@ -104,6 +104,7 @@ class Asker(threading.Thread):
                 outcome.refusals += 1
                 time.sleep(REFUSED_S)
                 return
+            assert client.thoughts == question.thoughts
             assert client.texts == question.texts
             assert client.completion_tokens == question.tokens
             outcome.answers += 1

@@ -24,9 +24,10 @@ TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request, its answers and how many tokens they take."""
+    """A request, its answers, what is thought before each, and how many tokens all that takes."""
 
     body: dict[str, object]
+    thoughts: list[str]
     texts: list[str]
     tokens: int
 
@@ -37,14 +38,20 @@ Source = Callable[[random.Random], Question]
 def of_the_scripted(dice: random.Random) -> Question:
     """What the scripted engine answers is known beforehand."""
     tokens, choices = dice.randint(1, TOKENS_MAX), dice.choice([1, 1, 1, 2])
-    text = " ".join(["word"] * dice.randint(1, 9) + [f"!tokens={tokens}"])
+    thinks = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)])
+    text = " ".join(["word"] * dice.randint(1, 9) + [f"!tokens={tokens}", f"!think={thinks}"])
     fields: dict[str, object] = {"n": choices, **_form(dice), **_company(dice)}
     if seeded := dice.random() < 0.5:
         fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
     seed = int(str(fields.get("seed", 0)))
     seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
-    texts = [scripted(text, tokens, each if seeded else 0) for each in seeds]
-    return Question(chat_body(text, **fields), texts, choices * (tokens + 1))
+    said = [scripted(text, tokens, each if seeded else 0).split() for each in seeds]
+    thoughts, texts = [_spoken(words[:thinks]) for words in said], [_spoken(words[thinks:]) for words in said]
+    return Question(chat_body(text, **fields), thoughts, texts, choices * (tokens + 1))
+
+
+def _spoken(words: list[str]) -> str:
+    return "".join(f"{word} " for word in words)
 
 
 def of_the_embedded(url: str, seed: int, count: int) -> Source:
@@ -54,7 +61,7 @@ def of_the_embedded(url: str, seed: int, count: int) -> Source:
     def draw(dice: random.Random) -> Question:
         question = dice.choice(known)
         plain = {name: it for name, it in question.body.items() if not name.startswith("stream")}
-        return Question({**plain, **_form(dice)}, question.texts, question.tokens)
+        return Question({**plain, **_form(dice)}, question.thoughts, question.texts, question.tokens)
 
     return draw
 
@@ -71,7 +78,7 @@ def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:
 def _answered(url: str, body: dict[str, object]) -> Question:
     client = Client(url, body)
     client.run()
-    return Question(body, client.texts, client.completion_tokens)
+    return Question(body, client.thoughts, client.texts, client.completion_tokens)
 
 
 def _form(dice: random.Random) -> dict[str, object]:
@@ -80,5 +87,7 @@ def _form(dice: random.Random) -> dict[str, object]:
 
 
 def _company(dice: random.Random) -> dict[str, object]:
-    """With a tool in the prompt, or with thinking, or with neither."""
-    return dice.choice([{}, {"tools": [TOOL]}, {"enable_thinking": True}])
+    """With a tool in the prompt, or with thinking, for as long as it takes or not, or with neither."""
+    thinking: dict[str, object] = {"enable_thinking": True}
+    limited = thinking | {"thinking_budget": dice.randint(1, 12)}
+    return dice.choice([{}, {"tools": [TOOL]}, thinking, limited])

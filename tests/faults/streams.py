@@ -76,13 +76,23 @@ class Client(threading.Thread):
     @property
     def texts(self) -> list[str]:
         """What each choice says, once all have finished."""
+        return self._joined("content")
+
+    @property
+    def thoughts(self) -> list[str]:
+        """What each choice thought before."""
+        thoughts = self._joined("reasoning_content")
+        assert self._joined("reasoning") == thoughts
+        return thoughts
+
+    def _joined(self, channel: str) -> list[str]:
         assert self.error is None, self.read[-300:]
         texts: dict[int, str] = {}
         reasons: dict[int, str] = {}
         for document in self.documents:
             for choice in document["choices"]:
                 said = choice.get("delta") or choice.get("message") or {}
-                texts[choice["index"]] = texts.get(choice["index"], "") + (said.get("content") or "")
+                texts[choice["index"]] = texts.get(choice["index"], "") + (said.get(channel) or "")
                 if choice["finish_reason"]:
                     reasons[choice["index"]] = choice["finish_reason"]
         assert reasons.keys() == texts.keys()

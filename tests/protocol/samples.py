@@ -92,6 +92,7 @@ FULL: list[Message] = [
         cache_salt="Mieter 7 駅",
         cache_pin=True,
         resume=[0, 70000],
+        thinking_budget=1024,
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
@@ -153,6 +154,7 @@ FULL: list[Message] = [
                 tokens=[151643],
                 text="駅",
                 likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+                reasoning="次は…",
             ),
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
@@ -161,7 +163,7 @@ FULL: list[Message] = [
         incarnation=WORKER,
         id="chatcmpl-1",
         reason="length",
-        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256),
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
     ),
     Failed(
@@ -324,6 +326,62 @@ BEFORE_SWAPS: list[Message] = [
 ]
 """As a worker said it that knew of no other model under its name."""
 
+BEFORE_CHANNELS: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=[
+            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+        ],
+        prompt="raw",
+        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+    ),
+    Events(
+        incarnation=WORKER,
+        deltas=[
+            Delta(
+                id="chatcmpl-1",
+                sequence=0,
+                tokens=[151643],
+                text="駅",
+                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+            ),
+            Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
+        ],
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+    ),
+]
+"""As `FULL` before thoughts were told apart from content."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -332,6 +390,7 @@ KINDS = {
     "before_resume": BEFORE_RESUME,
     "before_budgets": BEFORE_BUDGETS,
     "before_swaps": BEFORE_SWAPS,
+    "before_channels": BEFORE_CHANNELS,
 }
 
 

@@ -14,6 +14,7 @@ from worker.contract import (
     Cut,
     Draw,
     Facts,
+    Growth,
     Likelihood,
     Model,
     Piece,
@@ -212,22 +213,23 @@ class ScriptedPipeline:
     stop: int | None = None
     bad: int | None = None
     stopped: bool = False
+    reasoning_tokens: int = 0
     _kept: str = ""
 
-    def push(self, token: int) -> str:
+    def push(self, token: int) -> Growth:
         if token == self.bad:
             raise Broken("the pipeline")
         if token == self.stop:
             self.stopped = True
-            return ""
+            return Growth()
         text, self._kept = self._kept + f"<{token}>", ""
         if token == self.held:
             text, self._kept = "", text
-        return text
+        return Growth(text)
 
-    def flush(self) -> str:
+    def flush(self) -> Growth:
         text, self._kept = self._kept, ""
-        return text
+        return Growth(text)
 
     def spell(self, token: int) -> bytes:
         return b"<%d>" % token

@@ -136,6 +136,7 @@ class BatchEngine:
             drawn: Any = pass_.sampled.tokens.tolist()
             for member, token in zip(pass_.members, drawn, strict=True):
                 if not member.dropped:
+                    member.row.saw(token)
                     tokens[member.name] = token
             for place, likelihood in pass_.sampled.likelihoods().items():
                 if not pass_.members[place].dropped:

@@ -61,7 +61,7 @@ class Group:
         assert self._sampler is not None
         caches = self._own if self._batch is None else self._batch.caches
         logits = model(self._tokens[:, None], cache=caches)[:, -1, :]
-        sampled = self._sampler(logits, [member.length for member in self.members])
+        sampled = self._sampler(logits, [member.length for member in self.members], self._tokens)
         self._tokens = sampled.tokens
         if self._batch is not None:
             self._batch.advance()

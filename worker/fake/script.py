@@ -25,6 +25,7 @@ class Script:
     burst: bool = False
     bad: bool = False
     text: str | None = None
+    think: int = 0
 
     @classmethod
     def read(cls, text: str) -> Script:
@@ -52,4 +53,5 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "burst": ("burst", lambda value: True),
     "bad": ("bad", lambda value: True),
     "text": ("text", str),
+    "think": ("think", int),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.conversation import unpack
 from protocol.messages import Generate
-from worker.contract import Draw, Prepared, too_long
+from worker.contract import Draw, Growth, Prepared, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.script import Script
 
@@ -70,16 +70,25 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass(slots=True)
 class FakePipeline:
-    """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter."""
+    """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter.
+    The first `think` of them are thoughts."""
 
     text: str | None
+    think: int = 0
     stopped: bool = False
+    reasoning_tokens: int = 0
 
-    def push(self, token: int) -> str:
-        return self.text if self.text is not None else WORDS[(token - 1) % len(WORDS)] + " "
+    def push(self, token: int) -> Growth:
+        if self.reasoning_tokens == self.think:
+            return Growth(self._word(token))
+        self.reasoning_tokens += 1
+        return Growth(reasoning=self._word(token), is_content=False)
 
-    def flush(self) -> str:
-        return ""
+    def flush(self) -> Growth:
+        return Growth()
 
     def spell(self, token: int) -> bytes:
-        return b"" if token == END else self.push(token).encode()
+        return b"" if token == END else self._word(token).encode()
+
+    def _word(self, token: int) -> str:
+        return self.text if self.text is not None else WORDS[(token - 1) % len(WORDS)] + " "

@@ -6,7 +6,7 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,18 @@ from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Sampling
-from worker.contract import Draw, Prepared, too_long
+from worker.contract import Draw, Prepared, ThoughtLimit, too_long
 from worker.models.boundaries import Messages, Prompt, find_boundaries
-from worker.models.template import RESERVED, TEMPLATE_ERRORS, attempt, render, template_of
+from worker.models.format import closing_of, opening_of
+from worker.models.template import (
+    RESERVED,
+    TEMPLATE_ERRORS,
+    attempt,
+    find_unknown_wishes,
+    render,
+    template_of,
+)
+from worker.output.channels import REASONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,8 @@ class TextPreparer:
         self._render = template_of(tokenizer)
         self._added = _added_tokens(tokenizer)
         self._rules = rules
+        self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
+        self._closing = closing_of(tokenizer, self._render)
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
@@ -85,7 +96,7 @@ class TextPreparer:
             raise RequestError(
                 Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
             )
-        conversation = unpack(request)
+        conversation = self._heeded(unpack(request))
         if conversation.messages is None:
             source, text = "prompt", request.prompt or ""
         else:
@@ -93,11 +104,12 @@ class TextPreparer:
         tokens = self._encode(text, source)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
+        opening = self._opening(conversation, text)
         return Prepared(
             id=request.id,
             tokens=tuple(tokens),
             source=source,
-            draw=self._draw(request.sampling),
+            draw=self._draw(request.sampling, self._thoughts(request, opening)),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
             end_tokens=frozenset() if request.ignore_eos else frozenset(self._tokenizer.eos_token_ids),
@@ -107,6 +119,41 @@ class TextPreparer:
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(conversation, text, tokens),
+            opening=opening,
+        )
+
+    def _heeded(self, conversation: Conversation) -> Conversation:
+        """Without the wishes that this model's template does not know."""
+        if not self._unknown & conversation.options.keys():
+            return conversation
+        options = {name: wish for name, wish in conversation.options.items() if name not in self._unknown}
+        return replace(conversation, options=options)
+
+    def _opening(self, conversation: Conversation, text: str) -> str | None:
+        template, messages = self._render, conversation.messages
+        if messages is None or template is None:
+            return None
+        # Rarely asked for: most prompts leave no thought open anywhere.
+        return opening_of(
+            self._tokenizer,
+            text,
+            lambda: attempt(template, messages, conversation.tools, conversation.options, opens_turn=False),
+        )
+
+    def _thoughts(self, request: Generate, opening: str | None) -> ThoughtLimit | None:
+        if request.thinking_budget is None or opening is None:
+            return None
+        if not self._closing:
+            raise RequestError(
+                Code.UNSUPPORTED_PARAMETER,
+                "'thinking_budget' is not served here: this model has no token that ends a thought.",
+                param="thinking_budget",
+            )
+        return ThoughtLimit(
+            tokens=max(1, request.thinking_budget),
+            opening=tuple(self._tokenizer.think_start_tokens),
+            closing=self._closing,
+            is_open=opening == REASONING,
         )
 
     def _boundaries(self, conversation: Conversation, text: str, tokens: list[int]) -> tuple[int, ...]:
@@ -154,7 +201,7 @@ class TextPreparer:
                 param="messages",
             ) from error
 
-    def _draw(self, sampling: Sampling) -> Draw:
+    def _draw(self, sampling: Sampling, thoughts: ThoughtLimit | None) -> Draw:
         defaults = self._rules.defaults
         top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
         penalty = sampling.repetition_penalty
@@ -169,6 +216,7 @@ class TextPreparer:
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=self._logit_bias(sampling.logit_bias),
             logprobs=sampling.logprobs,
+            thoughts=thoughts,
         )
 
     def _logit_bias(self, biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

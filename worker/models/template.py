@@ -42,6 +42,12 @@ _USER = {"role": "user", "content": "first-question"}
 _ANSWER = {"role": "assistant", "content": "first-answer"}
 _LATE_SYSTEM = {"role": "system", "content": "late-instruction"}
 _LATE_USER = {"role": "user", "content": "late-question"}
+_THOUGHT = "first-thought"
+_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Where templates look for what was thought before an answer; the first is what the canonical form has."""
+_CALLING = {"function": {"name": "probe_tool", "arguments": {}}, "id": "abcdefgh0", "type": "function"}
+_RESULT = {"role": "tool", "name": "probe_tool", "tool_call_id": "abcdefgh0", "content": "first-result"}
+_WISHES: Mapping[str, Any] = {"reasoning_effort": "high", "thinking_budget": 1024}
 _TOOL = {
     "type": "function",
     "function": {
@@ -63,7 +69,48 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
         return None
     upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
     renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
-    return renderer
+    canonical, *others = _THOUGHT_KEYS
+    if _shows_thoughts(renderer, canonical):
+        return renderer
+    key = next((other for other in others if _shows_thoughts(renderer, other)), canonical)
+    return renderer if key == canonical else _with_thoughts_under(renderer, key)
+
+
+def _shows_thoughts(renderer: Render, key: str) -> bool:
+    """Whether thoughts are shown that stand under `key`: with answers, or with calls at least."""
+    thought = _ANSWER | {key: _THOUGHT}
+    calling = thought | {"content": "", "tool_calls": [_CALLING]}
+    asked: list[Messages] = [[_USER, thought], [_USER, calling, _RESULT]]
+    return any(_THOUGHT in attempt(renderer, messages) for messages in asked)
+
+
+def _with_thoughts_under(renderer: Render, key: str) -> Render:
+    canonical = _THOUGHT_KEYS[0]
+
+    def render_renamed(messages: Messages, **options: Any) -> Any:
+        named = [{key if name == canonical else name: it for name, it in m.items()} for m in messages]
+        return renderer(named, **options)
+
+    return render_renamed
+
+
+def find_unknown_wishes(template: Render) -> frozenset[str]:
+    """Of what clients say to any model about thinking, what this template fails on. Most pass over what they
+    have no variable for; upstream's own renderers raise."""
+    wishes = _WISHES.items()
+    return frozenset(name for name, value in wishes if not attempt(template, [_USER], options={name: value}))
+
+
+def behind_thoughts(template: Render, end: str) -> str:
+    """What stands between the end of a thought and the answer: in the history, else where the prompt itself
+    has an empty thought."""
+    answered = attempt(template, [_USER, _ANSWER | {_THOUGHT_KEYS[0]: _THOUGHT}])
+    _, found, behind = answered.rpartition(end)
+    if found and _ANSWER["content"] in behind:
+        return behind[: behind.index(_ANSWER["content"])]
+    silent = attempt(template, [_USER], options={"enable_thinking": False})
+    _, found, behind = silent.rpartition(end)
+    return behind if found and not behind.strip() else ""
 
 
 def render(
@@ -71,19 +118,26 @@ def render(
     messages: Messages,
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] = _NO_OPTIONS,
+    *,
+    opens_turn: bool = True,
 ) -> str:
-    """The conversation as text, up to where the model's turn begins. Raises one of `TEMPLATE_ERRORS`."""
-    return str(
-        template(list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True, **options)
-    )
+    """The conversation as text, up to where the model's turn begins, or (`opens_turn` False) before its
+    opening. Raises one of `TEMPLATE_ERRORS`."""
+    fixed = {"tools": tools or None, "tokenize": False, "add_generation_prompt": opens_turn}
+    return str(template(list(messages), **fixed, **options))
 
 
 def attempt(
-    template: Render, messages: Messages, tools: Any = None, options: Mapping[str, Any] = _NO_OPTIONS
+    template: Render,
+    messages: Messages,
+    tools: Any = None,
+    options: Mapping[str, Any] = _NO_OPTIONS,
+    *,
+    opens_turn: bool = True,
 ) -> str:
     """The rendering, empty where the template refuses."""
     try:
-        return render(template, messages, tools, options)
+        return render(template, messages, tools, options, opens_turn=opens_turn)
     except TEMPLATE_ERRORS:
         return ""
 

@@ -12,8 +12,10 @@ from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
+from worker.models.format import Format
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, read_defaults
 from worker.models.template import probe
+from worker.output.channels import ChannelPipeline
 from worker.output.text import TextPipeline, Vocabulary
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
         raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
     defaults, size = _defaults(folder), config.vocabulary or len(tokenizer)
     vocabulary = Vocabulary(tokenizer._tokenizer)
+    form = Format(tokenizer, vocabulary)
 
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
@@ -39,7 +42,9 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
         return TextPreparer(open_tokenizer(folder, config.end_tokens), rules)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
-        return TextPipeline(vocabulary, prepared.stop)
+        if prepared.opening is None or form.is_plain:
+            return TextPipeline(vocabulary, prepared.stop)
+        return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
     engine = BatchEngine(network)
     facts = Facts(

@@ -1,1 +1,1 @@
-"""From tokens to text. Knows no MLX."""
+"""From tokens to the channels of an answer. Knows no MLX."""

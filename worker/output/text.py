@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
+from worker.contract import Growth
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -43,7 +45,7 @@ class Vocabulary:
             self.decode = backend.decode
             self._is_known = lambda token: backend.id_to_token(token) is not None
             added = backend.get_added_tokens_decoder()
-            self._special = frozenset(token for token, entry in added.items() if entry.special)
+            self.special = frozenset(token for token, entry in added.items() if entry.special)
             to_token = backend.token_to_id
             self._piece = backend.id_to_token
             self._join = " ".join if backend.decoder is None else backend.decoder.decode
@@ -53,7 +55,7 @@ class Vocabulary:
                 tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             )
             self._is_known = range(len(tokenizer)).__contains__
-            self._special = frozenset(tokenizer.all_special_ids)
+            self.special = frozenset(tokenizer.all_special_ids)
             to_token = tokenizer.get_vocab().get
             piece_of: Any = tokenizer.convert_ids_to_tokens  # one piece for one token, a list for a list
             self._piece = piece_of
@@ -66,7 +68,7 @@ class Vocabulary:
 
     def has_text(self, token: int) -> bool:
         """False for special tokens, and for ids between the tokenizer's size and the model's."""
-        return token not in self._special and self._is_known(token)
+        return token not in self.special and self._is_known(token)
 
     def _spell(self, token: int) -> bytes:
         """The bytes a token stands for inside a text: joined, they are those of the text.
@@ -77,7 +79,7 @@ class Vocabulary:
         piece = self._piece(token) if self._is_known(token) else None
         if piece is None:
             return b""
-        if token in self._special:
+        if token in self.special:
             return piece.encode()
         if all(character in self._byte_of for character in piece):
             return bytes(self._byte_of[character] for character in piece)
@@ -124,6 +126,19 @@ class TextStream:
             self._given = max(self._given, len(settled))
             return piece + (self._cut(text) if len(self._window) > WINDOW_TOKENS_MAX else "")
         if piece:
+            self._window = self._window[self._context :]
+            self._context = len(self._window)
+            self._given = len(self._vocabulary.decode(self._window))
+        return piece
+
+    def settle(self) -> str:
+        """What no later token can change, since what follows stands apart from it."""
+        text = self._vocabulary.decode(self._window)
+        piece = text[self._given :]
+        if text.endswith(REPLACEMENT) or not self._vocabulary.byte_tokens.isdisjoint(self._window[-1:]):
+            # Bytes that must not become one character with those that follow.
+            self._window, self._context, self._given = [], 0, 0
+        elif piece:
             self._window = self._window[self._context :]
             self._context = len(self._window)
             self._given = len(self._vocabulary.decode(self._window))
@@ -191,7 +206,9 @@ class StopMatcher:
 
 
 class TextPipeline:
-    """`contract.Pipeline`: one request's tokens to the text its client is sent."""
+    """`contract.Pipeline` of raw text: all of it is content."""
+
+    reasoning_tokens = 0
 
     def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
         """`stop`: the request's stop strings."""
@@ -200,13 +217,13 @@ class TextPipeline:
         self._stream = TextStream(vocabulary)
         self._matcher = StopMatcher(stop)
 
-    def push(self, token: int) -> str:
+    def push(self, token: int) -> Growth:
         """See `contract.Pipeline`."""
-        return "" if self.stopped else self._match(self._stream.push(token))
+        return Growth("" if self.stopped else self._match(self._stream.push(token)))
 
-    def flush(self) -> str:
+    def flush(self) -> Growth:
         """See `contract.Pipeline`. A stop string may show itself only here. Call once."""
-        return "" if self.stopped else self._match(self._stream.rest()) + self._matcher.rest()
+        return Growth("" if self.stopped else self._match(self._stream.rest()) + self._matcher.rest())
 
     def spell(self, token: int) -> bytes:
         """See `contract.Pipeline`."""

@@ -1,4 +1,4 @@
-"""What the loop keeps of one request besides its place in the scheduler: its way to text, and its times."""
+"""What the loop keeps of one request besides its place in the scheduler: its channels, and its times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol import parts
 from protocol.parts import Delta, RowStatus, Timings, Usage
-from worker.contract import Likelihood, Pipeline
+from worker.contract import Growth, Likelihood, Pipeline
 from worker.schedule.rows import Row
 
 
@@ -31,30 +31,31 @@ class Answer:
 
     def gain(self, token: int, likelihood: Likelihood | None, *, fits: bool) -> tuple[Delta, str | None]:
         """What a token brings and, where it is the last one, why. `fits`: there is memory for more."""
-        text, reason = self._advance(token, len(self.row.answered), fits=fits)
+        growth, reason = self._advance(token, len(self.row.answered), fits=fits)
         # The end of an answer is no token of it, and only the worker knows which tokens are ends.
-        is_end = token in self.row.request.end_tokens
-        reported = [] if likelihood is None or is_end else [self._spell(token, likelihood)]
+        is_shown = growth.is_content and token not in self.row.request.end_tokens
+        reported = [self._spell(token, likelihood)] if likelihood is not None and is_shown else []
         delta = Delta(
             id=self.row.request.id,
             sequence=self.sequence,
             tokens=[token],
-            text=text,
+            text=growth.text,
+            reasoning=growth.reasoning,
             likelihoods=reported,
         )
         self.sequence += 1
         return delta, reason
 
-    def _advance(self, token: int, count: int, *, fits: bool) -> tuple[str, str | None]:
+    def _advance(self, token: int, count: int, *, fits: bool) -> tuple[Growth, str | None]:
         request, pipeline = self.row.request, self.pipeline
         if token in request.end_tokens:
             return pipeline.flush(), "stop"
-        text = pipeline.push(token)
+        growth = pipeline.push(token)
         if pipeline.stopped:
-            return text, "stop"
+            return growth, "stop"
         if count >= request.max_tokens or not fits:
-            return text + pipeline.flush(), "length"
-        return text, None
+            return growth.then(pipeline.flush()), "length"
+        return growth, None
 
     def _spell(self, token: int, likelihood: Likelihood) -> parts.Likelihood:
         spell = self.pipeline.spell
@@ -69,6 +70,7 @@ class Answer:
             prompt_tokens=len(self.row.request.tokens),
             completion_tokens=len(self.row.answered),
             cached_tokens=self.row.reuse.tokens if self.row.reuse else 0,
+            reasoning_tokens=self.pipeline.reasoning_tokens,
         )
 
     def status(self, now: float) -> RowStatus:

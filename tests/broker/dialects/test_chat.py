@@ -192,6 +192,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"enable_thinking": "no"}, "enable_thinking"),
+    ({"reasoning_effort": "utmost"}, "reasoning_effort"),
+    ({"thinking_budget": 0}, "thinking_budget"),
+    ({"thinking_budget": 1.5}, "thinking_budget"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget"),
+    ({"chat_template_kwargs": {"thinking_budget": True}}, "chat_template_kwargs.thinking_budget"),
+    ({"chat_template_kwargs": {"thinking_budget": 0}}, "chat_template_kwargs.thinking_budget"),
     ({"ignore_eos": 1}, "ignore_eos"),
     ({"cache_salt": 7}, "cache_salt"),
     ({"cache_salt": ["a"]}, "cache_salt"),
@@ -417,10 +423,35 @@ def test_any_seed_of_the_api_fits_the_wire_and_is_kept_apart_from_its_neighbours
             {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
             {"enable_thinking": False},
         ),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "enable_thinking": True},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            {"reasoning_effort": "high"},
+        ),
     ],
 )
 def test_thinking_is_asked_of_the_template(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert unpack(sent(body(**fields))).options == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"thinking_budget": 3}, 3),
+        ({"thinking_token_budget": 4}, 4),
+        ({"chat_template_kwargs": {"thinking_budget": 5}, "thinking_budget": 3}, 5),
+    ],
+)
+def test_a_thinking_budget_is_taken_under_each_of_its_names(
+    fields: dict[str, Any], expected: int | None
+) -> None:
+    assert sent(body(**fields)).thinking_budget == expected
 
 
 def test_tools_are_offered_with_what_they_have_unless_none_may_be_called() -> None:

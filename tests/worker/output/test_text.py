@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from types import SimpleNamespace
 
@@ -68,7 +68,11 @@ FALLBACK_DECODERS: dict[str, Callable[[], decoders.Decoder]] = {
 
 def streamed(vocabulary: Vocabulary, tokens: list[int]) -> str:
     pipeline = TextPipeline(vocabulary, ())
-    return "".join(map(pipeline.push, tokens)) + pipeline.flush()
+    return "".join(pushed(pipeline, tokens)) + pipeline.flush().text
+
+
+def pushed(pipeline: TextPipeline, tokens: Iterable[int]) -> Iterator[str]:
+    return (pipeline.push(token).text for token in tokens)
 
 
 def random_text(rng: random.Random) -> str:
@@ -110,8 +114,8 @@ def test_a_valid_run_of_bytes_that_turns_out_invalid_is_never_half_given() -> No
     vocabulary = vocabulary_of(backend, FALLBACK_DECODERS["gemma"]())
     run = [byte + 1 for byte in "你".encode()] + [0xFF + 1]
     pipeline = TextPipeline(vocabulary, ())
-    assert [pipeline.push(token) for token in run] == [""] * 4
-    assert pipeline.push(backend.token_to_id("a")) == "\ufffd" * 4 + "a"
+    assert [pipeline.push(token).text for token in run] == [""] * 4
+    assert pipeline.push(backend.token_to_id("a")).text == "\ufffd" * 4 + "a"
 
 
 def test_a_tokenizer_without_a_fast_backend_streams_to_its_whole_text() -> None:
@@ -129,11 +133,11 @@ def test_text_is_given_out_with_the_token_that_completes_it() -> None:
     tokenizer = byte_level()
     pipeline = TextPipeline(Vocabulary(tokenizer), ())
     for token in tokenizer.encode("What is the capital of France?"):
-        assert pipeline.push(token) == tokenizer.decode([token])
-    pieces = [pipeline.push(token) for token in tokenizer.encode("😀")]
+        assert pipeline.push(token).text == tokenizer.decode([token])
+    pieces = [pipeline.push(token).text for token in tokenizer.encode("😀")]
     assert pieces[-1] == "😀"
     assert not any(pieces[:-1])
-    assert pipeline.flush() == ""
+    assert pipeline.flush().text == ""
 
 
 def test_a_long_run_of_broken_bytes_is_given_out_on_the_way_and_in_linear_time() -> None:
@@ -154,8 +158,8 @@ def test_an_unfinished_character_is_flushed_as_the_whole_text_has_it() -> None:
     tokenizer = byte_level()
     tokens = tokenizer.encode("ok😀")[:-1]
     pipeline = TextPipeline(Vocabulary(tokenizer), ())
-    assert "".join(map(pipeline.push, tokens)) == "ok"
-    assert "ok" + pipeline.flush() == tokenizer.decode(tokens)
+    assert "".join(pushed(pipeline, tokens)) == "ok"
+    assert "ok" + pipeline.flush().text == tokenizer.decode(tokens)
 
 
 # --- spelling ------------------------------------------------------------------------------------------
@@ -267,12 +271,12 @@ def test_streamed_tokens_are_cut_as_the_whole_text_is(text: str, data: st.DataOb
     pipeline = TextPipeline(Vocabulary(byte_level()), stops)
     given_out = ""
     for token in byte_level().encode(text, add_special_tokens=False):
-        given_out += pipeline.push(token)
+        given_out += pipeline.push(token).text
         if pipeline.stopped:
             break
-    given_out += pipeline.flush()
+    given_out += pipeline.flush().text
     assert (given_out, pipeline.stopped) == cut(text, stops)
-    assert pipeline.push(5) == "" if pipeline.stopped else True
+    assert pipeline.push(5).text == "" if pipeline.stopped else True
 
 
 def test_a_stop_string_across_tokens_is_never_half_given() -> None:
@@ -280,19 +284,19 @@ def test_a_stop_string_across_tokens_is_never_half_given() -> None:
     pipeline = TextPipeline(Vocabulary(tokenizer), ["\n\nHuman:"])
     given_out = ""
     for token in tokenizer.encode("Fine.\n\nHuman: and you?"):
-        given_out += pipeline.push(token)
+        given_out += pipeline.push(token).text
         assert given_out in "Fine."
         if pipeline.stopped:
             break
     assert pipeline.stopped
-    assert given_out + pipeline.flush() == "Fine."
+    assert given_out + pipeline.flush().text == "Fine."
 
 
 def test_what_only_looked_like_a_stop_string_is_given_out() -> None:
     tokenizer = byte_level()
     pipeline = TextPipeline(Vocabulary(tokenizer), ["ends here!"])
     text = "it ends here?"
-    assert "".join(map(pipeline.push, tokenizer.encode(text))) + pipeline.flush() == text
+    assert "".join(pushed(pipeline, tokenizer.encode(text))) + pipeline.flush().text == text
     assert not pipeline.stopped
 
 
@@ -300,6 +304,6 @@ def test_a_stop_string_may_show_itself_only_at_the_end() -> None:
     tokenizer = byte_level()
     tokens = tokenizer.encode("ok😀")[:-1]
     pipeline = TextPipeline(Vocabulary(tokenizer), ["k\ufffd"])
-    given_out = "".join(map(pipeline.push, tokens)) + pipeline.flush()
+    given_out = "".join(pushed(pipeline, tokens)) + pipeline.flush().text
     assert pipeline.stopped
     assert given_out == "o"

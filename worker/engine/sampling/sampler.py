@@ -24,6 +24,7 @@ from worker.engine.sampling.distribution import (
     most_likely,
     uniforms_at,
 )
+from worker.engine.sampling.forcing import Forced, ThoughtGuard
 from worker.engine.sampling.penalties import Bias, Counts, Penalties, is_penalized
 from worker.engine.sampling.ranking import leading, normalizer
 
@@ -40,11 +41,27 @@ class Row:
         self.seed = mixed(draw.seed)
         self.counts = Counts(tokens, prompt_tokens) if is_penalized(draw) else None
         self._prompt_tokens = prompt_tokens
+        self._guard = ThoughtGuard(draw.thoughts, tokens[prompt_tokens:]) if draw.thoughts else None
 
-    def forced(self, position: int) -> int | None:
-        """The token that must stand at a position of the sequence, if there is one."""
+    @property
+    def may_force(self) -> bool:
+        """Whether some token of the row may have to be another than the drawn one, now or later."""
+        return bool(self.draw.forced) or self._guard is not None
+
+    def forced(self, position: int) -> Forced | None:
+        """The token that must stand at a position of the sequence, if there is one.
+
+        All that was drawn up to the position before the last must have been `seen`.
+        """
         index = position - self._prompt_tokens
-        return self.draw.forced[index] if index < len(self.draw.forced) else None
+        if index < len(self.draw.forced):
+            return Forced(self.draw.forced[index])
+        return self._guard.forced(index) if self._guard else None
+
+    def saw(self, token: int) -> None:
+        """The next token of the answer has been read."""
+        if self._guard:
+            self._guard.saw(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +92,20 @@ class Sampler:
         order = [index for group in self._groups for index in group.members]
         # Where the groups' tokens, one after the other, have that of each row.
         self._places = mx.argsort(mx.array(order, mx.uint32)) if order != list(range(len(rows))) else None
-        self._forced = [index for index, row in enumerate(rows) if row.draw.forced]
+        self._forced = [index for index, row in enumerate(rows) if row.may_force]
         self._reported = [index for index, row in enumerate(rows) if row.draw.logprobs is not None]
 
-    def __call__(self, logits: mx.array, positions: Sequence[int]) -> Sampled:
+    def __call__(self, logits: mx.array, positions: Sequence[int], fed: mx.array | None = None) -> Sampled:
         """Draw from `logits` [rows, vocabulary], at least one row, at `positions` of the sequences.
 
+        `fed`: the tokens at the positions before, which the host need not have read; [rows] uint32.
         A row whose logits are not finite gets some token, the others theirs.
         """
         parts = [group.draw(logits, positions) for group in self._groups]
         tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         if self._places is not None:
             tokens = tokens[self._places]
-        tokens = self._with_forced(tokens, positions)
+        tokens = self._with_forced(tokens, positions, fed)
         counts = [group.count(tokens) for group in self._groups if group.penalties]
         reports = [self._report(logits, tokens)] if self._reported else []
         return Sampled(tokens, [*counts, *(array for report in reports for array in report.arrays)], reports)
@@ -98,14 +116,20 @@ class Sampler:
             if group.penalties:
                 group.penalties.release()
 
-    def _with_forced(self, tokens: mx.array, positions: Sequence[int]) -> mx.array:
-        forced = {index: self._rows[index].forced(positions[index]) for index in self._forced}
-        self._forced = [index for index, token in forced.items() if token is not None]
-        if not self._forced:
+    def _with_forced(self, tokens: mx.array, positions: Sequence[int], fed: mx.array | None) -> mx.array:
+        found = [self._rows[index].forced(positions[index]) for index in self._forced]
+        forced = {index: one for index, one in zip(self._forced, found, strict=True) if one is not None}
+        if not forced:
             return tokens
-        values = [forced.get(index) for index in range(len(self._rows))]
-        chosen = mx.array([value or 0 for value in values], mx.uint32)
-        return mx.where(mx.array([value is not None for value in values]), chosen, tokens)
+        rows = range(len(self._rows))
+        chosen = mx.array([forced[row].token if row in forced else 0 for row in rows], mx.uint32)
+        is_forced = mx.array([row in forced for row in rows])
+        if fed is not None and any(one.unless_after is not None for one in forced.values()):
+            spared = [forced[row].unless_after if row in forced else None for row in rows]
+            has_one = mx.array([token is not None for token in spared])
+            is_spared = has_one & (fed == mx.array([token or 0 for token in spared], mx.uint32))
+            is_forced = is_forced & ~is_spared
+        return mx.where(is_forced, chosen, tokens)
 
     def _report(self, logits: mx.array, tokens: mx.array) -> _Report:
         asked = [cast(int, self._rows[index].draw.logprobs) for index in self._reported]

@@ -1,0 +1,116 @@
+"""Thoughts with a budget: closed at exactly their token, whatever is drawn, whenever it is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.worker.engine.test_engine_parity import MODELS, Job, network, play
+from worker.contract import Draw, ThoughtLimit
+from worker.engine.engine import BatchEngine
+from worker.engine.sampling.forcing import ThoughtGuard
+
+END, BREAK = 7, 8
+OPENINGS = [(5,), (5, 6)]
+
+
+def closed(limit: ThoughtLimit, drawn: Sequence[int]) -> list[int]:
+    """What becomes of the drawn tokens, by one who knows every token before."""
+    answer: list[int] = []
+    thought = 0 if limit.is_open else None
+    ordered: list[int] = []
+    for token in drawn:
+        if thought == limit.tokens:
+            ordered = [*limit.closing]
+        token = ordered.pop(0) if ordered else token
+        answer.append(token)
+        if thought is not None:
+            thought = None if token == limit.closing[0] else thought + 1
+        elif tuple(answer[-len(limit.opening) :]) == limit.opening:
+            thought = 0
+    return answer
+
+
+def guarded(limit: ThoughtLimit, drawn: Sequence[int], resumed: int = 0) -> list[int]:
+    """What becomes of them where a token is read only when the next one has been set out to be drawn."""
+    answer = [*drawn[:resumed]]
+    guard = ThoughtGuard(limit, answer)
+    unread: list[int] = []
+    for index in range(resumed, len(drawn)):
+        forced = guard.forced(index)
+        before = answer[-1] if answer else None
+        is_forced = forced is not None and (forced.unless_after is None or forced.unless_after != before)
+        for token in unread:
+            guard.saw(token)
+        unread = [forced.token if is_forced and forced else drawn[index]]
+        answer += unread
+    return answer
+
+
+limits = st.builds(
+    ThoughtLimit,
+    tokens=st.integers(1, 6),
+    opening=st.sampled_from(OPENINGS),
+    closing=st.sampled_from([(END,), (END, BREAK), (END, BREAK, 4, 5)]),
+    is_open=st.booleans(),
+)
+
+
+@given(limits, st.lists(st.integers(4, 9), max_size=40))
+def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_answer_is_resumed(
+    limit: ThoughtLimit, drawn: list[int]
+) -> None:
+    expected = closed(limit, drawn)
+    assert guarded(limit, drawn) == expected
+    for resumed in range(len(drawn) + 1):
+        assert guarded(limit, [*expected[:resumed], *drawn[resumed:]], resumed) == expected
+
+
+def test_a_thought_that_ends_with_its_last_token_is_not_ended_twice() -> None:
+    limit = ThoughtLimit(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True)
+    assert guarded(limit, [4, 4, END, 9, 9, 9]) == [4, 4, END, 9, 9, 9]
+    assert guarded(limit, [4, 4, 4, 9, 9, 9]) == [4, 4, 4, END, BREAK, 9]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("draw", [Draw(), Draw(seed=4, temperature=1.0, repetition_penalty=1.1)])
+def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str, draw: Draw) -> None:
+    prompt = (5, 6, 7, 8)
+    free = play(BatchEngine(network(name)), [Job("free", prompt, 40, draw)], random.Random(0))["free"]
+    jobs = [Job("free", prompt, 40, draw)]
+    for tokens in (1, 2, 9):
+        opened = ThoughtLimit(tokens, opening=(1998,), closing=(1999, 10), is_open=True)
+        begun = ThoughtLimit(tokens, opening=(free[3],), closing=(1999, 10), is_open=False)
+        jobs += [
+            Job(f"opened{tokens}", prompt, 40, _with(draw, opened)),
+            Job(f"begun{tokens}", prompt, 40, _with(draw, begun)),
+        ]
+    together = play(BatchEngine(network(name)), jobs, random.Random(1))
+    assert together["free"] == free
+    first = free.index(free[3]) + 1
+    for tokens in (1, 2, 9):
+        opened_answer, begun_answer = together[f"opened{tokens}"], together[f"begun{tokens}"]
+        assert opened_answer[: tokens + 2] == [*free[:tokens], 1999, 10]
+        assert begun_answer[: first + tokens + 2] == [*free[: first + tokens], 1999, 10]
+    for job in jobs[1:]:
+        for cut in range(0, 20, 3):
+            engine = BatchEngine(network(name))
+            answer = together[job.name]
+            tokens_so_far = (*prompt, *answer[:cut])
+            engine.prefill({"r": tokens_so_far[:-1]})
+            engine.start("r", tokens_so_far, len(prompt), job.draw)
+            rest = [engine.step().tokens.get("r") for _ in range(15)][1:]
+            assert rest == answer[cut : cut + 14], (job.name, cut)
+
+
+def _with(draw: Draw, limit: ThoughtLimit) -> Draw:
+    return Draw(
+        seed=draw.seed,
+        temperature=draw.temperature,
+        repetition_penalty=draw.repetition_penalty,
+        thoughts=limit,
+    )

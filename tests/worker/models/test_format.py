@@ -1,0 +1,149 @@
+"""Where an answer begins, by how its prompt ends, and what closes a thought from outside."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.parts import Sampling
+from tests.models.fixtures import model_folder
+from worker.contract import Draw, Prepared, ThoughtLimit
+from worker.models.format import closing_of
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.template import template_of
+from worker.output.channels import CONTENT, REASONING
+from worker.pocket import MODEL_PATH
+
+RULES = PromptRules(context_length=1000, vocabulary=2048, defaults=Draw())
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+OPENING = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+PREFILLED = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\nOkay, {% endif %}"
+CLOSED = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+
+
+def user(text: str = "Hello!") -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def with_template(folder: Path, template: str) -> TokenizerWrapper:
+    for file in model_folder("dense").iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return open_tokenizer(folder, [])
+
+
+def prepare(tokenizer: TokenizerWrapper, text: str = "Hello!", **fields: Any) -> Prepared:
+    said = {"messages": [user(text)]} | fields
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), **said)
+    return TextPreparer(tokenizer, RULES).prepare(request, ())
+
+
+@pytest.mark.parametrize(
+    ("template", "opening"),
+    [
+        (TURNS, CONTENT),
+        (TURNS + OPENING, REASONING),
+        (TURNS + PREFILLED, REASONING),
+        (TURNS + CLOSED, CONTENT),
+        ("{{ messages[0].content }}<think>\n", REASONING),  # whether or not it is to speak
+    ],
+)
+@pytest.mark.parametrize("text", ["Hello!", "What does </think> mean?"])
+def test_an_answer_begins_within_the_thought_that_the_template_opens(
+    tmp_path: Path, template: str, opening: str, text: str
+) -> None:
+    assert prepare(with_template(tmp_path, template), text).opening == opening
+
+
+@pytest.mark.parametrize("template", [TURNS, TURNS + CLOSED])
+def test_a_user_who_speaks_of_the_marker_opens_no_thought(tmp_path: Path, template: str) -> None:
+    for text in ("What does <think> mean?", "<think>", "</think><think>\n"):
+        assert prepare(with_template(tmp_path, template), text).opening == CONTENT
+
+
+def test_a_raw_prompt_has_no_channels() -> None:
+    tokenizer = open_tokenizer(MODEL_PATH, [])
+    assert prepare(tokenizer, messages=None, prompt="<think>\n").opening is None
+
+
+def test_the_embedded_model_opens_its_thoughts_when_asked() -> None:
+    tokenizer = open_tokenizer(MODEL_PATH, [])
+    asked = {True: REASONING, False: CONTENT}
+    for thinks, opening in asked.items():
+        assert prepare(tokenizer, template_kwargs={"enable_thinking": thinks}).opening == opening
+    assert prepare(tokenizer).opening == CONTENT
+
+
+# --- what is thought, in the history -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_of_the_history_stand_where_the_template_looks_for_them(tmp_path: Path, key: str) -> None:
+    template = "{% for m in messages %}{{ m.get('" + key + "') or '' }}|{{ m.content }};{% endfor %}"
+    tokenizer = with_template(tmp_path, template)
+    messages = [user("Q"), {"role": "assistant", "content": "A", "reasoning_content": "Hm"}, user("R")]
+    prepared = prepare(tokenizer, messages=messages)
+    assert tokenizer.decode(list(prepared.tokens)) == "|Q;Hm|A;|R;"
+
+
+def test_an_effort_that_a_renderer_does_not_take_is_left_out(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, TURNS)
+
+    def narrow(messages: Any, tools: Any, tokenize: bool, add_generation_prompt: bool) -> str:
+        return str(messages[0]["content"])
+
+    tokenizer._tokenizer.apply_chat_template = narrow
+    assert prepare(tokenizer, template_kwargs={"reasoning_effort": "low", "thinking_budget": 5}).tokens
+
+
+# --- budgets -------------------------------------------------------------------------------------------
+
+
+def test_a_thought_is_closed_as_the_template_closes_it() -> None:
+    tokenizer = open_tokenizer(MODEL_PATH, [])
+    closing = closing_of(tokenizer, template_of(tokenizer))
+    assert tokenizer.decode(list(closing)) == "</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "closing"),
+    [
+        (TURNS + OPENING, "</think>"),
+        (TURNS + CLOSED, "</think>\n\n"),
+        (
+            "{% for m in messages %}{{ m.reasoning_content }}</think>\n{{ m.content }}{% endfor %}",
+            "</think>\n",
+        ),
+    ],
+)
+def test_what_follows_a_thought_is_found_in_the_history_or_in_an_empty_thought(
+    tmp_path: Path, template: str, closing: str
+) -> None:
+    tokenizer = with_template(tmp_path, template)
+    assert tokenizer.decode(list(closing_of(tokenizer, template_of(tokenizer)))) == closing
+
+
+def test_a_budget_becomes_part_of_how_the_row_is_drawn() -> None:
+    tokenizer = open_tokenizer(MODEL_PATH, [])
+    closing = tuple(tokenizer.encode("</think>\n\n", add_special_tokens=False))
+    for thinks in (True, False):
+        prepared = prepare(tokenizer, thinking_budget=5, template_kwargs={"enable_thinking": thinks})
+        opening = tuple(tokenizer.encode("<think>", add_special_tokens=False))
+        assert prepared.draw.thoughts == ThoughtLimit(5, opening, closing, is_open=thinks)
+    assert prepare(tokenizer).draw.thoughts is None
+    assert prepare(tokenizer, messages=None, prompt="x", thinking_budget=5).draw.thoughts is None
+
+
+def test_a_budget_is_refused_where_no_token_ends_a_thought(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, TURNS)
+    tokenizer._think_end_tokens = None
+    with pytest.raises(RequestError) as caught:
+        prepare(tokenizer, thinking_budget=5)
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_PARAMETER, "thinking_budget")

@@ -1,0 +1,345 @@
+"""Streamed channels against the whole: upstream's state machine over all of the text, wherever it is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tests.models.fixtures import model_folder
+from worker.contract import Growth, Pipeline
+from worker.models.format import Format
+from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelPipeline, signs_of
+from worker.output.text import Vocabulary
+
+MARKERS = {
+    "ordinary": ("<think>", "</think>"),  # as Qwen3's: added, and not special
+    "special": ("<think>", "</think>"),
+    "several": ("<|channel>thought", "<channel|>"),  # as Gemma 4's
+    "structural": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # as Kimi K3's
+}
+SPECIAL = {
+    "ordinary": ["<|end|>"],
+    "special": ["<|end|>", "<think>", "</think>"],
+    "several": ["<|end|>", "<|channel>", "<channel|>"],
+    "structural": ["<|end|>", "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
+}
+KINDS = list(MARKERS)
+WORDS = [
+    *["Quito", " is", " the capital.", "\n\n", "\n", "你好世界", "é", "e\u0301", "👩‍👩‍👧‍👦", "🇯🇵", "\ufffd"],
+    *["<", ">", "</", "<<<", "<thi", "</thi", "nk>", "think", '{"a": "<b>"}', "`<`", "<|", "|>"],
+    *["<|op", "en|>", "<channel", "<|channel", "thought", "x < y > z", '"quoted \\" brace}"'],
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tokenizer with its markers, and the parts that texts are made of."""
+
+    tokenizer: TokenizerWrapper
+    vocabulary: Vocabulary
+    form: Format
+    start: str
+    end: str
+
+    def open(self, state: str = CONTENT, stop: Sequence[str] = ()) -> Pipeline:
+        return ChannelPipeline(self.vocabulary, self.form.open(state), self.form.signs, stop)
+
+    def encode(self, text: str) -> list[int]:
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def spelled_out(self, text: str) -> list[int]:
+        """One token for each byte: no marker is a token of its own."""
+        return [_byte_tokens()[byte] for byte in text.encode()]
+
+    def whole(self, tokens: Iterable[int]) -> str:
+        """All that was said, with signs for the special tokens that belong to markers."""
+        runs: list[list[int]] = [[]]
+        text = ""
+        for token in tokens:
+            if token in self.form.signs:
+                text += self.vocabulary.decode(runs[-1]) + self.form.signs[token]
+                runs.append([])
+            else:
+                runs[-1].append(token)
+        return text + self.vocabulary.decode(runs[-1])
+
+    def named(self, text: str) -> str:
+        """With the names of special tokens in the place of their signs."""
+        for token, sign in self.form.signs.items():
+            text = text.replace(sign, self.vocabulary.spell(token).decode())
+        return text
+
+
+@cache
+def _byte_tokens() -> dict[int, int]:
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=_bare()))
+    return {vocabulary.spell(token)[0]: token for token in range(300) if len(vocabulary.spell(token)) == 1}
+
+
+def _bare() -> Tokenizer:
+    document = json.loads((model_folder("dense") / "tokenizer.json").read_text())
+    return Tokenizer.from_str(json.dumps(document | {"added_tokens": []}))
+
+
+@cache
+def kind(name: str) -> Kind:
+    backend = _bare()
+    if name == "ordinary":
+        backend.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS[name]])
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL[name]])
+    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>"))
+    vocabulary = Vocabulary(tokenizer._tokenizer)
+    assert (tokenizer.think_start, tokenizer.think_end) == MARKERS[name]
+    return Kind(tokenizer, vocabulary, Format(tokenizer, vocabulary), *MARKERS[name])
+
+
+def said(pipeline: Pipeline, tokens: Sequence[int]) -> list[Growth]:
+    return [*map(pipeline.push, tokens), pipeline.flush()]
+
+
+def joined(growths: Iterable[Growth]) -> tuple[str, str]:
+    """The thoughts, and the content."""
+    growths = list(growths)
+    return "".join(growth.reasoning for growth in growths), "".join(growth.text for growth in growths)
+
+
+def by_upstream(tokenizer: TokenizerWrapper, text: str, state: str = CONTENT) -> tuple[str, str]:
+    machine = make_text_state_machine(tokenizer).make_state(state)
+    machine, segments = TextStateMachine.split(machine, text)
+    _, held, last = TextStateMachine.flush(machine)
+    segments.append((last, held))
+    return (
+        "".join(text for state, text in segments if state == REASONING),
+        "".join(text for state, text in segments if state != REASONING),
+    )
+
+
+def by_splitting(it: Kind, text: str, state: str = CONTENT) -> tuple[str, str]:
+    """With every marker taken out, wherever it stands, and then the signs that belong to none."""
+    names = {it.vocabulary.spell(token).decode(): sign for token, sign in it.form.signs.items()}
+    markers = [it.start, it.end, *it.tokenizer.structural_markers]
+    named = "|".join(map(re.escape, names)) or "(?!)"
+    signed = [re.sub(named, lambda match: names[match[0]], marker) for marker in markers]
+    parts = re.split("(" + "|".join(map(re.escape, [*markers, *signed])) + ")", text)
+    channels = {REASONING: "", CONTENT: ""}
+    for part in parts:
+        if part in (*markers[:2], *signed[:2]):
+            state = REASONING if part in (markers[0], signed[0]) else CONTENT
+        elif part not in (*markers, *signed):
+            channels[state] += re.sub("[\ud800-\udfff]", "", part)
+    return channels[REASONING], channels[CONTENT]
+
+
+texts = st.lists(st.sampled_from(WORDS) | st.text("ab<>/think|\n 你😀", max_size=6), max_size=8).map("".join)
+names = st.sampled_from(KINDS)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, str, list[int]]:
+    """A kind, a state to begin in, and tokens of an answer: markers anywhere, as tokens or spelled out."""
+    name = draw(names)
+    it = kind(name)
+    state = draw(st.sampled_from([CONTENT, REASONING]))
+    tokens: list[int] = []
+    for _ in range(draw(st.integers(0, 6))):
+        part = draw(texts | st.sampled_from([it.start, it.end, *it.tokenizer.structural_markers]))
+        tokens += it.spelled_out(part) if draw(st.booleans()) else it.encode(part)
+    return name, state, tokens
+
+
+# --- against the whole ---------------------------------------------------------------------------------
+
+
+@given(answers())
+def test_streamed_channels_are_those_of_the_whole_text_wherever_markers_stand(
+    answer: tuple[str, str, list[int]],
+) -> None:
+    name, state, tokens = answer
+    it = kind(name)
+    growths = said(it.open(state), tokens)
+    assert joined(growths) == by_splitting(it, it.whole(tokens), state)
+
+
+@given(name=names, parts=st.lists(texts, min_size=1, max_size=5), plain=st.booleans(), state=st.booleans())
+def test_where_markers_stand_in_their_places_upstream_says_the_same(
+    name: str, parts: list[str], plain: bool, state: bool
+) -> None:
+    it = kind(name)
+    opening = REASONING if state else CONTENT
+    markers = [it.end, it.start] if state else [it.start, it.end]
+    text = parts[0]
+    for place, part in enumerate(parts[1:]):
+        text += markers[place % 2] + part
+    tokens = it.spelled_out(text) if plain else it.encode(text)
+    expected = by_upstream(it.tokenizer, it.named(it.whole(tokens)), opening)
+    if by_splitting(it, it.whole(tokens), opening) == expected:  # no marker was made of two neighbours
+        assert joined(said(it.open(opening), tokens)) == expected
+
+
+@given(answers())
+def test_an_answer_resumed_at_any_token_goes_on_as_it_would_have(answer: tuple[str, str, list[int]]) -> None:
+    name, state, tokens = answer
+    it = kind(name)
+    first = it.open(state)
+    undisturbed = said(first, tokens)
+    for place in range(len(tokens) + 1):
+        second = it.open(state)
+        for token in tokens[:place]:
+            second.push(token)
+        assert said(second, tokens[place:]) == undisturbed[place:]
+        assert second.reasoning_tokens == first.reasoning_tokens
+
+
+@given(answers(), st.data())
+def test_an_answer_cut_anywhere_loses_nothing_and_invents_nothing(
+    answer: tuple[str, str, list[int]], data: st.DataObject
+) -> None:
+    name, state, tokens = answer
+    it = kind(name)
+    cut = tokens[: data.draw(st.integers(0, len(tokens)))]
+    assert joined(said(it.open(state), cut)) == by_splitting(it, it.whole(cut), state)
+
+
+@given(answers(), st.lists(st.sampled_from(["<", "nk>", "a", "\n\n", "Quito", "你"]), min_size=1, max_size=3))
+def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[int]], stop: list[str]) -> None:
+    name, state, tokens = answer
+    it = kind(name)
+    pipeline = it.open(state, stop)
+    growths = []
+    for token in tokens:
+        growths.append(pipeline.push(token))
+        if pipeline.stopped:
+            break
+    growths.append(pipeline.flush())
+    thoughts, content = joined(growths)
+    all_thoughts, all_content = by_splitting(it, it.whole(tokens), state)
+    ends = [all_content.find(each) + len(each) for each in stop if each in all_content]
+    assert pipeline.stopped == bool(ends)
+    if ends:
+        assert all_content.startswith(content)
+        assert not any(each in content for each in stop)
+        assert all_thoughts.startswith(thoughts)
+    else:
+        assert (thoughts, content) == (all_thoughts, all_content)
+
+
+# --- one by one ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_thought_and_an_answer_are_told_apart_with_the_line_breaks_between(name: str, plain: bool) -> None:
+    it = kind(name)
+    text = f"{it.start}\nHm, 2 < 3.\n{it.end}\n\nYes."
+    tokens = it.spelled_out(text) if plain else it.encode(text)
+    assert joined(said(it.open(), tokens)) == ("\nHm, 2 < 3.\n", "\n\nYes.")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_thought_that_is_never_closed_is_all_thought(name: str) -> None:
+    it = kind(name)
+    pipeline = it.open(REASONING)
+    tokens = it.encode("So. <b>And </b> so on")
+    assert joined(said(pipeline, tokens)) == ("So. <b>And </b> so on", "")
+    assert pipeline.reasoning_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_thoughts_are_joined_and_so_is_what_is_said_between_and_after(name: str) -> None:
+    it = kind(name)
+    text = f"{it.start}one{it.end} A{it.start}two{it.end} B"
+    assert joined(said(it.open(), it.encode(text))) == ("onetwo", " A B")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_markers_that_stand_where_they_have_no_business_are_not_shown_either(name: str) -> None:
+    it = kind(name)
+    tokens = it.encode(f"{it.start}\nHm{it.end}Yes{it.end}!")
+    assert joined(said(it.open(REASONING), tokens)) == ("\nHm", "Yes!")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_half_a_marker_in_plain_text_at_the_end_is_given_out(name: str) -> None:
+    it = kind(name)
+    for length in range(1, len(it.end)):
+        tokens = it.spelled_out("Hm" + it.end[:length])
+        assert joined(said(it.open(REASONING), tokens)) == ("Hm" + it.end[:length], "")
+
+
+@pytest.mark.parametrize("name", ["several", "structural"])
+def test_special_tokens_that_make_no_marker_have_no_text(name: str) -> None:
+    it = kind(name)
+    for token in it.form.signs:
+        tokens = [*it.encode("a"), token, *it.encode("b"), token]
+        assert joined(said(it.open(), tokens)) == ("", "ab")
+
+
+def test_a_special_token_divides_a_character_that_stands_around_it() -> None:
+    it = kind("special")
+    face = it.spelled_out("😀")
+    tokens = [*face[:2], *it.encode("</think>"), *face[2:], *it.encode("ok")]
+    assert joined(said(it.open(REASONING), tokens)) == ("\ufffd", "\ufffd\ufffdok")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_text_is_given_out_with_the_token_that_completes_it(name: str) -> None:
+    it = kind(name)
+    pipeline = it.open(REASONING)
+    for token in it.encode("What is the capital of France?"):
+        assert pipeline.push(token).reasoning == it.vocabulary.decode([token])
+
+
+def test_no_more_is_held_back_than_may_become_a_marker() -> None:
+    """Upstream's machine holds all of a run of `<`."""
+    it = kind("ordinary")
+    pipeline = it.open()
+    given_out = "".join(pipeline.push(token).text for token in it.spelled_out("<" * 100))
+    assert len(given_out) > 100 - len(it.end)
+    assert given_out + pipeline.flush().text == "<" * 100
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_thoughts_are_counted_without_their_markers_and_only_content_has_likelihoods(name: str) -> None:
+    it = kind(name)
+    thought, content = it.encode("Hm, well"), it.encode("Yes")
+    pipeline = it.open(REASONING)
+    growths = [pipeline.push(token) for token in [*thought, *it.encode(it.end), *content]]
+    marker = len(it.encode(it.end))
+    assert pipeline.reasoning_tokens == len(thought) + marker - 1
+    likely = [growth.is_content for growth in growths]
+    assert likely == [False] * (len(thought) + marker) + [True] * len(content)
+
+
+def test_random_tokens_stream_as_the_whole_text_is_divided() -> None:
+    rng = random.Random(6)
+    for name in KINDS:
+        it = kind(name)
+        size = len(it.tokenizer)
+        markers = [*it.encode(it.start), *it.encode(it.end)]
+        for _ in range(400):
+            tokens = [rng.choice([rng.randrange(size + 3), *markers]) for _ in range(rng.randint(0, 40))]
+            assert joined(said(it.open(), tokens)) == by_splitting(it, it.whole(tokens))
+
+
+def test_a_model_without_markers_needs_no_channels() -> None:
+    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=_bare()))
+    assert Format(tokenizer, Vocabulary(tokenizer._tokenizer)).is_plain
+
+
+def test_there_are_only_so_many_signs() -> None:
+    assert len(set(signs_of(range(SIGNS_MAX)).values())) == SIGNS_MAX
+    with pytest.raises(ValueError, match="special tokens"):
+        signs_of(range(SIGNS_MAX + 1))
