@@ -206,7 +206,7 @@ class Dispatcher:
     def _meet(self, message: Hello) -> None:
         if reason := self.fleet.objection(message):
             log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
-            self._send(message.incarnation, self._rejected(reason), ())
+            self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
             return
         # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
         self.lost(message.incarnation, "came back on a new connection", died=False)
@@ -216,9 +216,6 @@ class Dispatcher:
 
     def _welcome(self) -> Welcome:
         return Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION)
-
-    def _rejected(self, reason: str) -> Rejected:
-        return Rejected(incarnation=self.incarnation, reason=reason)
 
     def _unknown(self, sender: str) -> None:
         # Either the last words of a worker that is dead (nobody hears the answer), or one that outlived the
@@ -267,7 +264,7 @@ class Dispatcher:
     def turn_away(self, peer: str, reason: str) -> None:
         """The line will not hear this peer any more, whoever it is: for those aboard it has died."""
         log.error("%s is turned away: %s", peer, reason)
-        self._send(peer, self._rejected(reason), ())
+        self._send(peer, Rejected(incarnation=self.incarnation, reason=reason), ())
         self.lost(peer, "is turned away")
 
     def _ground(self, worker: Worker, how: str, *, died: bool) -> None:

@@ -110,7 +110,10 @@ class Link:
         # Whose connection broke is noted before the frames are read and judged after them: what a worker
         # managed to say before it died still counts.
         broken = self._broken()
-        more = self._read_last_words() if broken else self._read_frames(_MESSAGES_AT_ONCE, _BYTES_AT_ONCE)
+        if broken:
+            more = self._read_last_words(len(broken))
+        else:
+            more = self._read_frames(_MESSAGES_AT_ONCE, _BYTES_AT_ONCE)
         for fd, peer in broken:
             # Last words, perhaps its first ones too, were read only now, from a connection that is no more.
             if peer is None or self._peer_by_fd.get(fd) == peer:
@@ -136,9 +139,10 @@ class Link:
             broken.append((fd, self._peer_by_fd.pop(fd, None)))
         return broken
 
-    def _read_last_words(self) -> bool:
-        """Handle all that those have said who are gone. Others, who may never stop, take turns with them."""
-        peers = len(self._peer_by_fd) + 1
+    def _read_last_words(self, gone: int) -> bool:
+        """Handle all that so many peers have said who are gone. Others, who may never stop, take turns with
+        them, those among them who have not spoken yet as one."""
+        peers = gone + len(self._peer_by_fd) + 1
         return self._read_frames(peers * sockets.RECEIVE_QUEUE_MESSAGES_MAX, sys.maxsize)
 
     def _read_frames(self, messages_max: int, bytes_max: int) -> bool:
