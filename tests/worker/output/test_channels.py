@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_lm.chat_templates.muse_spark import RESPONSE_FORMAT
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer
@@ -337,6 +338,23 @@ def test_random_tokens_stream_as_the_whole_text_is_divided() -> None:
 def test_a_model_without_markers_needs_no_channels() -> None:
     tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=_bare()))
     assert Format(tokenizer, Vocabulary(tokenizer._tokenizer)).is_plain
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_format_of_headers_is_followed_as_upstream_describes_it(plain: bool) -> None:
+    """As Muse Spark's, whose answers begin with whom they are for."""
+    backend = _bare()
+    names = ["<|message|>", "<|eom|>", "<|eot|>"]
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    inner = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = TokenizerWrapper(inner, response_format=RESPONSE_FORMAT)
+    vocabulary = Vocabulary(inner)
+    it = Kind(tokenizer, vocabulary, Format(tokenizer, vocabulary), "", "")
+    text = "to=self<|message|>\nHm<|eom|>to=user<|message|>Yes, to=self.<|eot|>"
+    opening = tokenizer.response_initial_state
+    assert opening is not None
+    growths = said(it.open(opening), it.spelled_out(text) if plain else it.encode(text))
+    assert joined(growths) == by_upstream(tokenizer, text, opening) == ("\nHm", "Yes, to=self.")
 
 
 def test_there_are_only_so_many_signs() -> None:

@@ -7,6 +7,7 @@ import pytest
 from protocol.messages import Finished
 from tests.worker.engines import END, House, ScriptedEngine, ScriptedPipeline
 from worker.contract import Shape
+from worker.fake.text import FakePipeline
 
 
 def test_the_answer_goes_on_behind_what_was_said() -> None:
@@ -25,6 +26,21 @@ def test_text_that_was_held_back_is_still_there() -> None:
     house.submit("a", 11, 12, 13, resume=(11, 12))
     house.run()
     assert house.text("a") == "<12><13>"
+
+
+@pytest.mark.parametrize("resumed", [0, 1, 2, 3])
+def test_a_thought_goes_on_where_it_was_and_is_counted_whole(resumed: int) -> None:
+    house = House(pipelines={"a": lambda: FakePipeline(None, think=2)})
+    script = (1, 2, 3)
+    house.submit("a", *script, resume=script[:resumed])
+    house.run()
+    thoughts = [delta.reasoning for delta in house.deltas("a")]
+    texts = [delta.text for delta in house.deltas("a")]
+    assert thoughts == ["steam ", "signal ", "", ""][resumed:]
+    assert texts == ["", "", "turntable ", ""][resumed:]
+    end = house.end("a")
+    assert isinstance(end, Finished)
+    assert (end.usage.completion_tokens, end.usage.reasoning_tokens) == (4, 2)
 
 
 @pytest.mark.parametrize(
