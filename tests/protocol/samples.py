@@ -342,13 +342,15 @@ BEFORE_CHANNELS: list[Message] = [
             logit_bias={50256: -100.0, 7: 1.5},
             logprobs=20,
         ),
-        messages=[
-            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
-            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
-        ],
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
         prompt="raw",
-        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
-        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
         media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
         stop=["\n\n", "</end>"],
         max_tokens=64,

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from msgspec import UNSET
 
+from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Sampling
@@ -41,6 +43,8 @@ def with_template(folder: Path, template: str) -> TokenizerWrapper:
 
 def prepare(tokenizer: TokenizerWrapper, text: str = "Hello!", **fields: Any) -> Prepared:
     said = {"messages": [user(text)]} | fields
+    for name in said.keys() & {"messages", "template_kwargs"}:
+        said[name] = UNSET if said[name] is None else pack(said[name])
     request = Generate(incarnation="g", id="r", sampling=Sampling(seed=1), **said)
     return TextPreparer(tokenizer, RULES).prepare(request, ())
 
