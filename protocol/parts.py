@@ -59,6 +59,14 @@ class Likelihood(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     top: list[tuple[Bytes, float]] = []
 
 
+class PromptToken(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A token of a prompt, as `Likelihood`. The first one follows nothing: its `logprob` is None."""
+
+    bytes: Bytes
+    logprob: float | None = None
+    top: list[tuple[Bytes, float]] = []
+
+
 class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one request gained in one step.
 
@@ -71,7 +79,8 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     tokens: list[Token]
     text: str = ""
     likelihoods: list[Likelihood] = []
-    """One for each of `tokens`, if the request asks for them; none for a token that ends the answer."""
+    """One for each of `tokens`, if the request asks for them; of a token that ends the answer, only if it
+    asks for those of its prompt as well."""
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):

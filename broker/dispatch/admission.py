@@ -134,6 +134,8 @@ def has_begun(flight: Flight) -> bool:
 
 def guessed_tokens(request: Generate) -> int:
     """About as many tokens as its prompt has."""
+    if request.tokens is not None:
+        return len(request.tokens)
     try:
         text = _encode((request.messages, request.prompt, request.tools))
     except (TypeError, ValueError, OverflowError, RecursionError):

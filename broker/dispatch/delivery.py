@@ -15,7 +15,7 @@ from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flights import Flight, Flights, Gain
-from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused
+from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused, Scored
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Delivery:
         self._clock = clock
         self._dropped = dropped
 
-    def pass_on(self, message: Accepted | Reused | Finished | Failed) -> None:
+    def pass_on(self, message: Accepted | Reused | Scored | Finished | Failed) -> None:
         """How one request stands, or how it has ended."""
         flight = self._flight(message.id, message.incarnation)
         if flight is None:
@@ -54,6 +54,8 @@ class Delivery:
             case Reused():
                 if not flight.reused(message):
                     self._dropped["unexpected"] += 1
+            case Scored():
+                self._score(flight, message)
             case Finished() if flight.terminal is None and flight.lacks(message):
                 self._dropped["gap"] += 1
                 self._failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
@@ -62,6 +64,14 @@ class Delivery:
                     self._failover.ended(flight)
                     if isinstance(message, Finished):
                         self._admission.served(self._clock() - flight.opened_at)
+
+    def _score(self, flight: Flight, message: Scored) -> None:
+        match flight.score(message, self._clock()):
+            case Gain.DOUBLE:
+                self._dropped["double"] += 1
+            case Gain.GAP:
+                self._dropped["gap"] += 1
+                self._failover.take_back(flight, f"of its prompt, token {message.first} came before its time")
 
     def gain(self, message: Events) -> None:
         """What requests gained in a step."""

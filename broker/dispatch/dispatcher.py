@@ -36,6 +36,7 @@ from protocol.messages import (
     Ready,
     Rejected,
     Reused,
+    Scored,
     ToGateway,
     Welcome,
 )
@@ -226,7 +227,7 @@ class Dispatcher:
             case Heartbeat():
                 self._delivery.reconcile(worker, message)
                 self.fleet.heartbeat(worker, message, now)
-            case Accepted() | Reused() | Finished() | Failed():
+            case Accepted() | Reused() | Scored() | Finished() | Failed():
                 self._delivery.pass_on(message)
             case Loading():
                 self.fleet.loading(worker, message)

@@ -29,6 +29,7 @@ from protocol.messages import (
     Ready,
     Rejected,
     Reused,
+    Scored,
     ToGateway,
     ToWorker,
     Welcome,
@@ -39,6 +40,7 @@ from protocol.parts import (
     Likelihood,
     Media,
     PrefixStatus,
+    PromptToken,
     Reuse,
     RowStatus,
     Sampling,
@@ -89,6 +91,11 @@ FULL: list[Message] = [
         cache_salt="Mieter 7 駅",
         cache_pin=True,
         resume=[0, 70000],
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
@@ -139,8 +146,17 @@ FULL: list[Message] = [
             top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
         ),
     ),
-    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
+    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300, prompt="<s>駅"),
     Reused(incarnation=WORKER, id="chatcmpl-1", reuse=REUSE),
+    Scored(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        first=1024,
+        tokens=[
+            PromptToken(bytes=b"a", logprob=-0.5, top=[(b"b", -0.25), (b"", -1e30)]),
+            PromptToken(bytes=b"\xe9\xa7"),
+        ],
+    ),
     Events(
         incarnation=WORKER,
         deltas=[
@@ -185,6 +201,7 @@ LEAST: list[Message] = [
     Heartbeat(incarnation=WORKER, running=0, waiting=0, steps=0),
     Accepted(incarnation=WORKER, id="a", prompt_tokens=1),
     Reused(incarnation=WORKER, id="a", reuse=Reuse()),
+    Scored(incarnation=WORKER, id="a", first=0, tokens=[PromptToken(bytes=b"")]),
     Events(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
@@ -315,6 +332,43 @@ BEFORE_SWAPS: list[Message] = [
 ]
 """As a worker said it that knew of no other model under its name."""
 
+BEFORE_ECHO: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=[
+            {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+        ],
+        prompt="raw",
+        tools=[{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+        template_kwargs={"enable_thinking": False, "budget": 1.5, "nothing": None},
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+    ),
+    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
+]
+"""As `FULL` before prompts were said back."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -323,6 +377,7 @@ KINDS = {
     "before_resume": BEFORE_RESUME,
     "before_budgets": BEFORE_BUDGETS,
     "before_swaps": BEFORE_SWAPS,
+    "before_echo": BEFORE_ECHO,
 }
 
 

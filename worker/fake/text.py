@@ -28,10 +28,12 @@ class FakePreparer:
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         text = request.prompt or "\n".join(_texts(request.messages or []))
+        if request.suffix:
+            raise RequestError(Code.UNSUPPORTED_PARAMETER, "This model has no middle.", param="suffix")
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = tuple(1 + len(word) for word in text.split()) or (1,)
+        tokens = tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split()) or (1,)
         if len(tokens) >= CONTEXT_LENGTH:
             message = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. "
             message += f"However, your messages resulted in {len(tokens)} tokens."
@@ -47,13 +49,16 @@ class FakePreparer:
                 logprobs=request.sampling.logprobs,
             ),
             stop=tuple(request.stop),
-            max_tokens=request.max_tokens or CONTEXT_LENGTH - len(tokens),
+            max_tokens=CONTEXT_LENGTH - len(tokens) if request.max_tokens is None else request.max_tokens,
             end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
+            echo=request.echo,
+            scored=request.scored,
+            echo_text="".join(map(_word, tokens)) if request.echo and request.tokens else "",
             script=script,
         )
 
@@ -67,6 +72,10 @@ def _texts(messages: list[dict[str, Any]]) -> list[str]:
     return texts
 
 
+def _word(token: int) -> str:
+    return WORDS[(token - 1) % len(WORDS)] + " "
+
+
 @dataclass(slots=True)
 class FakePipeline:
     """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter."""
@@ -75,7 +84,7 @@ class FakePipeline:
     stopped: bool = False
 
     def push(self, token: int) -> str:
-        return self.text if self.text is not None else WORDS[(token - 1) % len(WORDS)] + " "
+        return self.text if self.text is not None else _word(token)
 
     def flush(self) -> str:
         return ""

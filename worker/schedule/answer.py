@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol import parts
-from protocol.parts import Delta, RowStatus, Timings, Usage
+from protocol.parts import Delta, PromptToken, RowStatus, Timings, Usage
 from worker.contract import Likelihood, Pipeline
 from worker.schedule.rows import Row
 
@@ -23,8 +23,9 @@ class Answer:
     sequence: int = 0
 
     def replay(self) -> str | None:
-        """Go through what another worker has answered and said; why that was the end, if it was."""
-        reason = None
+        """Go through what another worker has answered and said; why that was the end, if it was, or if there
+        is nothing to be said."""
+        reason = "length" if self.row.request.max_tokens == 0 and self.row.is_scored else None
         for count, token in enumerate(self.row.request.resume, start=1):
             _, reason = self._advance(token, count, fits=True)
         return reason
@@ -34,7 +35,9 @@ class Answer:
         text, reason = self._advance(token, len(self.row.answered), fits=fits)
         # The end of an answer is no token of it, and only the worker knows which tokens are ends.
         is_end = token in self.row.request.end_tokens
-        reported = [] if likelihood is None or is_end else [self._spell(token, likelihood)]
+        # Who scores texts counts on one more than the prompt has.
+        is_silent = likelihood is None or (is_end and not self.row.request.echo)
+        reported = [] if likelihood is None or is_silent else [self._spell(token, likelihood)]
         delta = Delta(
             id=self.row.request.id,
             sequence=self.sequence,
@@ -63,6 +66,13 @@ class Answer:
             logprob=likelihood.logprob,
             top=[(spell(other), logprob) for other, logprob in likelihood.top],
         )
+
+    def spell_prompt(self, token: int, likelihood: Likelihood | None) -> PromptToken:
+        """A token of the prompt. None: it follows nothing."""
+        if likelihood is None:
+            return PromptToken(bytes=self.pipeline.spell(token))
+        spelled = self._spell(token, likelihood)
+        return PromptToken(bytes=spelled.bytes, logprob=spelled.logprob, top=spelled.top)
 
     def usage(self) -> Usage:
         return Usage(

@@ -12,12 +12,13 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Reuse
-from worker.contract import Model, Prepared, Step
+from worker.contract import Likelihood, Model, Prepared, Step, Targets
+from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
@@ -210,9 +211,10 @@ class Loop:
         if not self._restore(group):
             return  # planned again
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
+        found: Mapping[str, Sequence[Likelihood]] = {}
         try:
             if chunks:
-                self.model.engine.prefill(chunks)
+                found = self.model.engine.prefill(chunks, self._targets(group))
         except Exception as error:  # the request boundary
             log.exception("%s: prefill failed", ", ".join(chunks))
             self._retry_apart(group, error)
@@ -220,10 +222,21 @@ class Loop:
             return
         self.scheduler.ran(group)
         for chunk in group:
+            if chunk.row.id in found or (chunk.last and not chunk.row.is_scored):
+                family = self.scheduler.relatives(chunk.row)
+                scoring.tell(chunk.row, family, found.get(chunk.row.id, ()), self._answers, self.publisher)
             if self.store:
                 self.store.keep(chunk.row, done=chunk.last)
             if chunk.last:
                 self._start(chunk)
+
+    def _targets(self, group: Group) -> dict[str, Targets]:
+        asked = {
+            chunk.row.id: scoring.targets_of(chunk, self.scheduler.relatives(chunk.row))
+            for chunk in group
+            if not chunk.row.is_scored
+        }
+        return {id: targets for id, targets in asked.items() if targets is not None}
 
     def _restore(self, group: Group) -> bool:
         """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
@@ -260,6 +273,9 @@ class Loop:
         """Start a row and its copies, which must be made of it before it starts."""
         engine = self.model.engine
         for row in (*chunk.copies, chunk.row):
+            if row.request.max_tokens == 0:
+                self._finish(row.id, "length")
+                continue
             try:
                 if row is not chunk.row:
                     engine.fork(chunk.row.id, row.id)
