@@ -68,11 +68,17 @@ class Answer:
         )
 
     def spell_prompt(self, token: int, likelihood: Likelihood | None) -> PromptToken:
-        """A token of the prompt. None: it follows nothing."""
+        """A token of the prompt, with no more of the likeliest than this request asks for. None: it follows
+        nothing."""
+        spell = self.pipeline.spell
         if likelihood is None:
-            return PromptToken(bytes=self.pipeline.spell(token))
-        spelled = self._spell(token, likelihood)
-        return PromptToken(bytes=spelled.bytes, logprob=spelled.logprob, top=spelled.top)
+            return PromptToken(bytes=spell(token))
+        asked = likelihood.top[: self.row.request.draw.logprobs]
+        return PromptToken(
+            bytes=spell(token),
+            logprob=likelihood.logprob,
+            top=[(spell(other), logprob) for other, logprob in asked],
+        )
 
     def usage(self) -> Usage:
         return Usage(
