@@ -1,4 +1,4 @@
-"""Prompts of token ids, said back and scored, and gaps filled: over HTTP with real models, against upstream."""
+"""Prompts of token ids, said back and scored, and gaps filled: over HTTP, against upstream."""
 
 from __future__ import annotations
 

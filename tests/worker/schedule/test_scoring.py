@@ -1,4 +1,4 @@
-"""What is told of prompts whose tokens' likelihoods are asked: everything once, whatever happens to their rows.
+"""What is told of prompts whose likelihoods are asked: everything once, whatever happens to their rows.
 
 The scripted engine says of each token that its likelihood is its negative id.
 """
