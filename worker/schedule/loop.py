@@ -223,8 +223,9 @@ class Loop:
         self.scheduler.ran(group)
         for chunk in group:
             if chunk.row.id in found or (chunk.last and not chunk.row.is_scored):
-                family = self.scheduler.relatives(chunk.row)
-                scoring.tell(chunk.row, family, found.get(chunk.row.id, ()), self._answers, self.publisher)
+                self._tell_scored(chunk.row, found.get(chunk.row.id, ()))
+            if self.scheduler.get(chunk.row.id) is None:
+                continue
             if self.store:
                 self.store.keep(chunk.row, done=chunk.last)
             if chunk.last:
@@ -237,6 +238,20 @@ class Loop:
             if not chunk.row.is_scored
         }
         return {id: targets for id, targets in asked.items() if targets is not None}
+
+    def _tell_scored(self, row: Row, likelihoods: Sequence[Likelihood]) -> None:
+        """Tell each row of a family what one has found out of their prompt."""
+        known = scoring.known_of(row, likelihoods)
+        for other in self.scheduler.relatives(row):
+            try:
+                parts = list(scoring.parts_of(self._answers[other.id], known))
+            except Exception as error:  # the request boundary
+                log.exception("%s: output failed", other.id)
+                self._fail_row(other.id, _engine_error(error))
+                continue
+            other.scored += len(known)
+            for first, tokens in parts:
+                self.publisher.scored(other.id, first, tokens)
 
     def _restore(self, group: Group) -> bool:
         """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
@@ -273,6 +288,8 @@ class Loop:
         """Start a row and its copies, which must be made of it before it starts."""
         engine = self.model.engine
         for row in (*chunk.copies, chunk.row):
+            if self.scheduler.get(row.id) is None:
+                continue  # failed since
             if row.request.max_tokens == 0:
                 self._finish(row.id, "length")
                 continue

@@ -6,12 +6,11 @@ them finds out is told to each. What was told is not asked again, whatever becom
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from protocol.parts import PromptToken
 from worker.contract import Likelihood, Targets
 from worker.schedule.answer import Answer
-from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Chunk, Row
 
 PART_TOKENS_MAX = 1024
@@ -29,28 +28,17 @@ def targets_of(chunk: Chunk, family: Sequence[Row]) -> Targets | None:
     return Targets(tokens, max(other.request.draw.logprobs or 0 for other in family))
 
 
-def tell(
-    row: Row,
-    family: Sequence[Row],
-    likelihoods: Sequence[Likelihood],
-    answers: Mapping[str, Answer],
-    publisher: Publisher,
-) -> None:
-    """The next tokens of a prompt are known: each of its family hears of them. The first one follows nothing,
-    and has no likelihood."""
-    known: list[Likelihood | None] = [*([None] if row.scored == 0 else []), *likelihoods]
-    for other in family:
-        left = len(other.request.tokens) - other.scored
-        for first, tokens in _parts(other, answers[other.id], known[:left]):
-            publisher.scored(other.id, first, tokens)
-            other.scored += len(tokens)
+def known_of(row: Row, likelihoods: Sequence[Likelihood]) -> list[Likelihood | None]:
+    """What is known now of the next tokens of a prompt. The first one follows nothing, and has none."""
+    beginning: list[Likelihood | None] = [None] if row.scored == 0 else []
+    left = len(row.request.tokens) - row.scored
+    return [*beginning, *likelihoods][:left]
 
 
-def _parts(
-    row: Row, answer: Answer, known: Sequence[Likelihood | None]
-) -> Iterator[tuple[int, list[PromptToken]]]:
-    begin = row.scored  # which moves on as the parts are told
-    tokens = row.request.tokens[begin : begin + len(known)]
+def parts_of(answer: Answer, known: Sequence[Likelihood | None]) -> Iterator[tuple[int, list[PromptToken]]]:
+    """What one row's client is told of it, by the number of each part's first token."""
+    begin = answer.row.scored
+    tokens = answer.row.request.tokens[begin : begin + len(known)]
     for at in range(0, len(known), PART_TOKENS_MAX):
         part = slice(at, at + PART_TOKENS_MAX)
         yield begin + at, list(map(answer.spell_prompt, tokens[part], known[part]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,12 +91,12 @@ def test_joined_pieces_are_the_prompt_however_it_is_cut(text: str, data: Any) ->
     raw = text.encode(errors="replace")
     text = raw.decode()
     cuts = sorted(data.draw(st.sets(st.integers(1, len(raw)), max_size=12)) | {len(raw)})
-    pieces = [raw[first:last] for first, last in zip([0, *cuts], cuts, strict=False)]
+    pieces = [raw[first:last] for first, last in itertools.pairwise([0, *cuts])]
     echo = Echo(text, scored=True)
     echo.hear(accepted(len(pieces)))
     said, places = "", []
     parts = sorted(data.draw(st.sets(st.integers(0, len(pieces)))) | {0, len(pieces)})
-    for first, last in zip(parts, parts[1:], strict=False):
+    for first, last in itertools.pairwise(parts):
         echo.hear(scored(first, pieces[first:last]))
         more, lists = echo.take()
         said += more

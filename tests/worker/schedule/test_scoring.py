@@ -11,7 +11,7 @@ import pytest
 
 from protocol.messages import Finished, Reused, Scored
 from protocol.parts import PromptToken
-from tests.worker.engines import END, House, ScriptedEngine, breaking
+from tests.worker.engines import END, Broken, House, ScriptedEngine, ScriptedPipeline, breaking
 from worker.contract import Draw, Shape
 from worker.schedule import scoring
 
@@ -235,3 +235,21 @@ def test_a_prefill_that_fails_takes_what_was_told_with_it_and_nobody_elses() -> 
     assert house.failed("a")
     assert told(house, "a") == []
     assert told(house, "b") == expected(house.engine.prompts["b"])
+
+
+@pytest.mark.parametrize("broken", ["lead", "copy"])
+def test_a_prompt_that_cannot_be_spelled_is_its_own_rows_failure(broken: str) -> None:
+    class Mute(ScriptedPipeline):
+        def spell(self, token: int) -> bytes:
+            raise Broken("the vocabulary")
+
+    house = House(prefill_tokens=64)
+    house.pipelines[broken] = Mute
+    house.submit("lead", 5, prompt=20, draw=ASKS, echo=True)
+    house.submit("copy", 6, like="lead", draw=ASKS, echo=True)
+    house.submit("other", 7, prompt=21)
+    house.run()
+    assert house.failed(broken)
+    whole = "copy" if broken == "lead" else "lead"
+    assert told(house, whole) == expected(house.engine.prompts["lead"])
+    assert house.reason(whole) == house.reason("other") == "stop"
