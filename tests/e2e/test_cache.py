@@ -127,8 +127,8 @@ def test_an_answer_says_what_was_reused_in_its_headers_and_its_usage(
     asked = ask(system, pool, cache_salt="tenant", cache_pin=True, **options)
     request = worker.accept()
     assert (request.cache_salt, request.cache_pin) == ("tenant", True)
-    worker.schedule.store(request.id, Reuse(tokens=CACHED_TOKENS, tier="disk", miss="diverged"))
-    worker.schedule.answer(request.id, CACHED_TOKENS)
+    worker.reuse(request.id, Reuse(tokens=CACHED_TOKENS, tier="disk", miss="diverged"))
+    worker.answer(request.id, CACHED_TOKENS)
     answer = asked.result(WAIT_S)
     assert answer.headers["x-roundhouse-cache"] == "hit=1500/1540; tier=disk; miss=diverged"
     last = list(sse_documents(answer.iter_lines()))[-2] if stream else answer.text
@@ -149,8 +149,8 @@ def test_a_stream_in_the_queue_gets_its_headers_before_it_is_known_what_is_reuse
     answer = asked.result(WAIT_S)
     assert answer.status_code == 200
     assert "x-roundhouse-cache" not in answer.headers
-    worker.schedule.store(request.id, Reuse(tokens=CACHED_TOKENS, tier="ram"))
-    worker.schedule.answer(request.id, CACHED_TOKENS)
+    worker.reuse(request.id, Reuse(tokens=CACHED_TOKENS, tier="ram"))
+    worker.answer(request.id, CACHED_TOKENS)
     assert [*sse_documents(answer.iter_lines())][-1] == "[DONE]"
 
 
