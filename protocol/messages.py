@@ -21,6 +21,7 @@ from protocol.parts import (
     Name,
     Pid,
     PrefixStatus,
+    PromptToken,
     Reuse,
     RowStatus,
     Sampling,
@@ -60,15 +61,20 @@ class Rejected(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """One request. `messages` is the canonical conversation; `prompt` (text) takes its place for raw
-    completion. `messages`, `tools` and `template_kwargs` are packed (`protocol.conversation`). `max_tokens`
-    None means until the context is full. Of several waiting, the smallest `priority` is served first. One
-    that is not done `deadline_s` after its arrival fails. Prefixes are shared between requests of one
-    `cache_salt` only; those of a request with `cache_pin` are the last to be forgotten. Each thought of its
-    answer is closed when it has `thinking_budget` tokens; None: none is.
+    """One request. `messages` is the canonical conversation; `prompt` (text) or `tokens` take its place for
+    raw completion, of what lies before `suffix`, if there is one. `messages`, `tools` and `template_kwargs`
+    are packed (`protocol.conversation`). `source`: what the client calls its prompt, for errors; empty: by
+    the name it has here. `max_tokens` None means until the context is full. Of several waiting, the smallest
+    `priority` is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared
+    between requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be
+    forgotten. Each thought of its answer is closed when it has `thinking_budget` tokens; None: none is.
 
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
-    deltas numbered from 0 again, as if nothing had happened; its usage counts them."""
+    deltas numbered from 0 again, as if nothing had happened; its usage counts them.
+
+    `echo`: the client is told its prompt: `Accepted` has the text of one that came as `tokens`, and where
+    log-probabilities are asked for, `Scored` has those of the prompt; `scored` of its tokens the client has.
+    Then `max_tokens` may be 0."""
 
     id: Id
     sampling: Sampling
@@ -86,6 +92,11 @@ class Generate(Message, frozen=True):
     cache_pin: bool = False
     resume: list[Token] = []
     thinking_budget: Count | None = None
+    tokens: list[Token] | None = None
+    suffix: str = ""
+    source: Name = ""
+    echo: bool = False
+    scored: Count = 0
 
 
 class Cancel(Message, frozen=True):
@@ -153,10 +164,12 @@ class Heartbeat(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    """The request is well-formed and queued: from here on it ends in `Finished` or `Failed`."""
+    """The request is well-formed and queued: from here on it ends in `Finished` or `Failed`. `prompt`: the
+    text of a prompt that came as tokens and is to be told."""
 
     id: Id
     prompt_tokens: Count
+    prompt: str = ""
 
 
 class Reused(Message, frozen=True):
@@ -165,6 +178,15 @@ class Reused(Message, frozen=True):
 
     id: Id
     reuse: Reuse
+
+
+class Scored(Message, frozen=True):
+    """How likely the model finds a part of the prompt: of `tokens`, the first of which is number `first`. In
+    order, each once, and all of them before the first delta."""
+
+    id: Id
+    first: Count
+    tokens: list[PromptToken]
 
 
 class Events(Message, frozen=True):
@@ -216,6 +238,7 @@ ToGateway = (
     | Heartbeat
     | Accepted
     | Reused
+    | Scored
     | Events
     | Finished
     | Failed

@@ -59,6 +59,14 @@ class Likelihood(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     top: list[tuple[Bytes, float]] = []
 
 
+class PromptToken(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A token of a prompt, as `Likelihood`. The first one follows nothing: its `logprob` is None."""
+
+    bytes: Bytes
+    logprob: float | None = None
+    top: list[tuple[Bytes, float]] = []
+
+
 class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one request gained in one step: the growth of each of its answer's channels.
 
@@ -72,8 +80,8 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     tokens: list[Token]
     text: str = ""
     likelihoods: list[Likelihood] = []
-    """One for each of `tokens`, if the request asks for them; none for a token that ends the answer, or is
-    one of a thought or of a marker."""
+    """One for each of `tokens`, if the request asks for them; none for a token of a thought or a marker, and
+    of one that ends the answer only if the request asks for those of its prompt as well."""
     reasoning: str = ""
 
 

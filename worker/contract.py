@@ -74,13 +74,15 @@ class Draw:
 class Prepared:
     """A request as the model thread takes it: rendered, tokenized, every default filled in.
 
-    `max_tokens` is at least 1 and fits the context. `end_tokens` is empty when the request ignores them. Of
-    several waiting the smallest `priority` goes first. `deadline_s`: seconds from its arrival after which it
-    is given up; None: never. Prefixes are shared with requests of the same `salt`. `boundaries`: positions in
-    `tokens`, in order, up to which later prompts are likely to be the same, the system prompt's end for one.
-    `pin`: what is stored of them is kept as long as possible. `resume`: what another worker has answered.
-    `source`: the parameter that the prompt came in, for errors. `opening`: the state of the model's format in
-    which its answer begins; None: it is raw text.
+    `max_tokens` is at least 1, or 0 for an `echo`, and fits the context. `end_tokens` is empty when the
+    request ignores them. Of several waiting the smallest `priority` goes first. `deadline_s`: seconds from
+    its arrival after which it is given up; None: never. Prefixes are shared with requests of the same `salt`.
+    `boundaries`: positions in `tokens`, in order, up to which later prompts are likely to be the same, the
+    system prompt's end for one. `pin`: what is stored of them is kept as long as possible. `resume`: what
+    another worker has answered. `source`: the parameter that the prompt came in, for errors. `opening`: the
+    state of the model's format in which its answer begins; None: it is raw text. `echo`: the client is told
+    its prompt, and where log-probabilities are asked for, those of the prompt's tokens, of which it has
+    `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it.
     """
 
     id: str
@@ -97,6 +99,9 @@ class Prepared:
     resume: tuple[int, ...] = ()
     source: str = "messages"
     opening: str | None = None
+    echo: bool = False
+    scored: int = 0
+    echo_text: str = ""
 
 
 class Preparer(Protocol):
@@ -149,13 +154,26 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """How likely a drawn token was, by the model alone: before bias, penalties, filters and temperature.
+    """How likely a token was, drawn or of a prompt, by the model alone: before bias, penalties, filters and
+    temperature.
 
     `top`: the most likely tokens with theirs, the likeliest first.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What is asked of a chunk of a prompt: how likely `tokens` are, which follow its last positions, one for
+    each, and which `top` tokens are the likeliest there."""
+
+    tokens: tuple[int, ...]
+    top: int
+
+
+NO_TARGETS: Mapping[str, Targets] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +242,13 @@ class Engine(Protocol):
     shape: Shape | None
     """What must have been stored of a row to make it again; None where that cannot be done."""
 
-    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+    def prefill(
+        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
+    ) -> Mapping[str, Sequence[Likelihood]]:
         """Run a chunk of the prompt of each row, in the end all of it but the last token.
 
-        Several rows may be run together. If this raises, their caches are lost: drop them.
+        Several rows may be run together. What `targets` asks of some of them is answered, one for each token.
+        If this raises, their caches are lost: drop them.
         """
 
     def fork(self, row: str, copy: str) -> None:

@@ -12,7 +12,7 @@ from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
 from broker.dispatch.flights import Batch, size_of
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Failed, Finished, Reused
+from protocol.messages import Accepted, Failed, Finished, Reused, Scored
 from protocol.parts import Delta, Usage
 
 DOCUMENT_BYTES_MAX = 256 * 2**20
@@ -25,8 +25,11 @@ KEEPALIVE = b": keep-alive\n\n"
 class Form(Protocol):
     """How one dialect writes a choice. One for each answer: it may count as it goes."""
 
+    def hear(self, choice: int, item: Accepted | Scored) -> None:
+        """What is said of the choice's prompt."""
+
     def opening(self, choice: int) -> bytes:
-        """The choice's first entry in a stream, as JSON; empty where the dialect has none."""
+        """An entry of a stream before any gain, as JSON: what was heard; empty where nothing is shown."""
 
     def gain(self, choice: int, delta: Delta) -> bytes:
         """The entry for what a step brought; empty where it brought nothing to show."""
@@ -106,9 +109,10 @@ class Stream:
         self._begun = self._begun or bool(events)
         return b"".join(events)
 
-    def _events(self, choice: int, item: Accepted | Reused | Finished | Failed) -> Iterator[bytes]:
+    def _events(self, choice: int, item: Accepted | Reused | Scored | Finished | Failed) -> Iterator[bytes]:
         match item:
-            case Accepted():
+            case Accepted() | Scored():
+                self._form.hear(choice, item)
                 entry = self._form.opening(choice)
                 yield self._head + entry + self._tail if entry else KEEPALIVE
             case Reused():
@@ -153,10 +157,13 @@ class Whole:
             raise error
         for choice, items in batches:
             for item in items:
-                if isinstance(item, Delta):
-                    self._collect(choice, item)
-                elif isinstance(item, Finished):
-                    self.over = self._ends.finish(choice, item)
+                match item:
+                    case Delta():
+                        self._collect(choice, item)
+                    case Accepted() | Scored():
+                        self._form.hear(choice, item)
+                    case Finished():
+                        self.over = self._ends.finish(choice, item)
         return self._document() if self.over else b""
 
     def _collect(self, choice: int, delta: Delta) -> None:

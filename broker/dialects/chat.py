@@ -14,7 +14,7 @@ from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, stop_strings
 from protocol.conversation import pack
-from protocol.messages import Generate
+from protocol.messages import Accepted, Generate, Scored
 from protocol.parts import Delta, Media
 
 # --- to the worker -----------------------------------------------------------------------------------
@@ -88,6 +88,9 @@ class Form:
     def __init__(self, *, logprobs: bool) -> None:
         """`logprobs`: whether they were asked for."""
         self._logprobs = logprobs
+
+    def hear(self, choice: int, item: Accepted | Scored) -> None:
+        """Nothing of it is shown."""
 
     def opening(self, choice: int) -> bytes:
         return _entry(choice, {"role": "assistant", "content": ""})

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from broker.dialects.body import check_range, decode, encode, encode_text, refuse
+from broker.dialects.echo import Echo
 from broker.dialects.logprobs import LegacyLogprobs
 from broker.dialects.parameters import CHOICES_MAX, Parameters, check, copies, sampling, stop_strings
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate
+from protocol.messages import Accepted, Generate, Scored
 from protocol.parts import Delta
 
 MAX_TOKENS_DEFAULT = 16
 LOGPROBS_MAX = 5
+TOKEN_MAX = 2**31 - 1
+"""The largest id that can be sent on; which of them a model has only its worker knows."""
+
+Prompt = str | list[int]
 
 
 class Body(Parameters, kw_only=True):
@@ -28,8 +33,17 @@ class Body(Parameters, kw_only=True):
     suffix: str | None = None
 
     @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> list[Prompt]:
+        """Texts, or lists of token ids."""
+        return [self.prompt] if self._is_single else cast("list[Prompt]", self.prompt)
+
+    @property
+    def _is_single(self) -> bool:
+        return isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
+
+    def name_of(self, place: int) -> str:
+        """What the client calls one of its prompts."""
+        return "prompt" if self._is_single else f"prompt[{place}]"
 
     @property
     def choices(self) -> int:
@@ -43,11 +57,9 @@ _body_decoder = msgspec.json.Decoder(Body)
 def read(raw: bytes) -> Body:
     """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
-    if body.echo:
-        raise refuse("echo", "is not served: the answer holds what follows the prompt")
-    if body.suffix:
-        raise refuse("suffix", "is not served: text goes on at the end of the prompt only")
-    check(body)
+    if body.echo and body.suffix:
+        raise refuse("echo", "cannot be had together with 'suffix'")
+    check(body, max_tokens_min=0 if body.echo else 1)
     check_range("logprobs", body.logprobs, 0, LOGPROBS_MAX)
     if body.best_of not in (None, 1, body.n or 1):
         raise refuse("best_of", "can only be what 'n' is: no more are tried than are returned")
@@ -56,13 +68,26 @@ def read(raw: bytes) -> Body:
 
 
 def _check_prompts(body: Body) -> None:
-    if not all(isinstance(prompt, str) for prompt in body.prompts):
-        raise refuse("prompt", "must be text, or a list of texts: token ids are not served")
-    if not body.prompts or not all(body.prompts):
+    if not body.prompts or "" in body.prompts:
         raise RequestError(Code.INVALID_REQUEST, "'prompt' must not be empty.", param="prompt")
+    if not any(all(isinstance(prompt, kind) for prompt in body.prompts) for kind in (str, list)):
+        message = "'prompt' must be text, token ids, or a list of either, and not a mixture."
+        raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
+    for place, prompt in enumerate(body.prompts):
+        if isinstance(prompt, list):
+            _check_tokens(body.name_of(place), prompt)
     if body.choices > CHOICES_MAX:
         message = f"'prompt' and 'n' ask for {body.choices} answers, and at most {CHOICES_MAX} can be had."
         raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
+
+
+def _check_tokens(name: str, tokens: list[Any]) -> None:
+    if not tokens:
+        raise RequestError(Code.INVALID_REQUEST, f"'{name}' must not be empty.", param=name)
+    for index, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token <= TOKEN_MAX:
+            which = f"{name}[{index}]"
+            raise RequestError(Code.INVALID_REQUEST, f"'{which}' must be a token id.", param=which)
 
 
 # --- to the worker -----------------------------------------------------------------------------------
@@ -80,7 +105,11 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             incarnation=incarnation,
             id=f"{id}.{place}" if place else id,
             sampling=drawn,
-            prompt=prompt,
+            prompt=prompt if isinstance(prompt, str) else None,
+            tokens=prompt if isinstance(prompt, list) else None,
+            suffix=body.suffix or "",
+            source="" if len(body.prompts) == 1 and isinstance(prompt, str) else body.name_of(place),
+            echo=_is_for_worker(body, prompt),
             stop=stop_strings(body),
             max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
             ignore_eos=bool(body.ignore_eos),
@@ -92,18 +121,43 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
     return requests
 
 
+def _is_for_worker(body: Body, prompt: Prompt) -> bool:
+    """Whether saying the prompt back takes something that only its worker knows: an end that may come before
+    the first token, what tokens read, or how likely they are."""
+    return bool(body.echo) and (body.max_tokens == 0 or body.logprobs is not None or isinstance(prompt, list))
+
+
 # --- to the client -----------------------------------------------------------------------------------
+
+
+def echoes(body: Body) -> list[Echo]:
+    """What is said before the answers, one for each choice; none if it was not asked for."""
+    if not body.echo:
+        return []
+    return [
+        Echo(prompt if isinstance(prompt, str) else None, scored=body.logprobs is not None)
+        for prompt in body.prompts
+        for _ in range(body.n or 1)
+    ]
 
 
 class Form:
     """`answer.Form` of completions."""
 
-    def __init__(self, *, logprobs: bool, choices: int) -> None:
-        """`logprobs`: whether they were asked for."""
+    def __init__(self, *, logprobs: bool, choices: int, echoes: Sequence[Echo] = ()) -> None:
+        """`logprobs`: whether they were asked for. `echoes`: one for each choice, or none."""
         self._logprobs = [LegacyLogprobs() if logprobs else None for _ in range(choices)]
+        self._echoes = echoes
+
+    def hear(self, choice: int, item: Accepted | Scored) -> None:
+        if self._echoes:
+            self._echoes[choice].hear(item)
+            if self._logprobs[choice] is not None and isinstance(item, Accepted):
+                self._logprobs[choice] = LegacyLogprobs(self._echoes[choice].characters)
 
     def opening(self, choice: int) -> bytes:
-        return b""
+        text, logprobs = self._echoes[choice].take() if self._echoes else ("", None)
+        return encode(_choice(choice, text, logprobs=logprobs)) if text or logprobs else b""
 
     def gain(self, choice: int, delta: Delta) -> bytes:
         logprobs = self._logprobs[choice]
@@ -123,7 +177,10 @@ class Form:
         logprobs = self._logprobs[choice]
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         taken = None if logprobs is None else logprobs.take(likelihoods)
-        return _choice(choice, text, logprobs=taken, reason=reason)
+        before, told = self._echoes[choice].take() if self._echoes else ("", None)
+        if taken and told:
+            taken = {name: told[name] + taken[name] for name in taken}
+        return _choice(choice, before + text, logprobs=taken, reason=reason)
 
 
 def _choice(

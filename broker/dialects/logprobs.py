@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.parts import Likelihood
+from protocol.parts import Likelihood, PromptToken
 
 LOGPROB_MIN = -9999.0
 """What stands for minus infinity, which JSON cannot carry."""
@@ -28,26 +28,34 @@ def _entry(spelled: bytes, logprob: float) -> dict[str, Any]:
 class LegacyLogprobs:
     """`choices[].logprobs` of a completion, which counts characters as it goes: one for each choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, offset: int = 0) -> None:
+        """`offset`: of the first token, in characters."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = offset
 
     def take(self, likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
         """The four lists of the next tokens. The offset of a token is that of the character it begins or
-        goes on with. The drawn token is always among its `top_logprobs`, as an addition if need be."""
+        goes on with."""
         offsets = []
         for of in likelihoods:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(of.bytes))
-        return {
-            "tokens": [_show(of.bytes) for of in likelihoods],
-            "token_logprobs": [_finite(of.logprob) for of in likelihoods],
-            "top_logprobs": [
-                {_show(spelled): _finite(logprob) for spelled, logprob in [*of.top, (of.bytes, of.logprob)]}
-                for of in likelihoods
-            ],
-            "text_offset": offsets,
-        }
+        return legacy_lists(likelihoods, offsets)
+
+
+def legacy_lists(likelihoods: Sequence[Likelihood | PromptToken], offsets: list[int]) -> dict[str, Any]:
+    """The four lists of tokens. Each is among its own `top_logprobs`, as an addition if need be; of the first
+    of a prompt there are none."""
+    return {
+        "tokens": [_show(of.bytes) for of in likelihoods],
+        "token_logprobs": [None if of.logprob is None else _finite(of.logprob) for of in likelihoods],
+        "top_logprobs": [None if of.logprob is None else _top(of, of.logprob) for of in likelihoods],
+        "text_offset": offsets,
+    }
+
+
+def _top(of: Likelihood | PromptToken, logprob: float) -> dict[str, float]:
+    return {_show(spelled): _finite(each) for spelled, each in [*of.top, (of.bytes, logprob)]}
 
 
 def _show(spelled: bytes) -> str:

@@ -76,9 +76,10 @@ class Parameters(Struct, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-def check(body: Parameters) -> None:
-    """Raises `RequestError` naming the parameter at fault."""
-    for name, (low, high) in _RANGES.items():
+def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
+    """Raises `RequestError` naming the parameter at fault. `max_tokens_min`: the least of `max_tokens`."""
+    ranges = _RANGES | {"max_tokens": (max_tokens_min, _RANGES["max_tokens"][1])}
+    for name, (low, high) in ranges.items():
         check_range(name, getattr(body, name), low, high)
     _check_logit_bias(body.logit_bias or {})
     _check_stop(stop_strings(body))

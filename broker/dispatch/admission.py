@@ -131,6 +131,8 @@ def has_begun(flight: Flight) -> bool:
 
 def guessed_tokens(request: Generate) -> int:
     """About as many tokens as its prompt has."""
+    if request.tokens is not None:
+        return len(request.tokens)
     prompt = (request.prompt or "").encode(errors="replace")
     return 1 + (packed_bytes(request) + len(prompt)) // BYTES_PER_TOKEN
 

@@ -15,7 +15,7 @@ from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flights import Flight, Flights, Gain
-from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused
+from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused, Scored
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,21 @@ class Delivery:
                     self._failover.ended(flight)
                     if isinstance(message, Finished):
                         self._admission.served(self._clock() - flight.opened_at)
+
+    def score(self, message: Scored) -> int:
+        """How likely a part of a prompt is. How many of its tokens are news."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return 0
+        match flight.score(message, self._clock()):
+            case Gain.TAKEN:
+                return len(message.tokens)
+            case Gain.DOUBLE:
+                self._dropped["double"] += 1
+            case Gain.GAP:
+                self._dropped["gap"] += 1
+                self._failover.take_back(flight, f"of its prompt, token {message.first} came before its time")
+        return 0
 
     def gain(self, message: Events) -> int:
         """What requests gained in a step. How many of them did."""

@@ -36,6 +36,7 @@ from protocol.messages import (
     Ready,
     Rejected,
     Reused,
+    Scored,
     ToGateway,
     Welcome,
 )
@@ -181,7 +182,8 @@ class Dispatcher:
     # --- what workers say ---
 
     def hear(self, sender: str, message: ToGateway) -> int:
-        """One message from the peer whose connection is named `sender`. How many deltas of it were of use."""
+        """One message from the peer whose connection is named `sender`. How many deltas of it, or
+        likelihoods of a prompt, were of use."""
         if message.incarnation != sender:
             self.dropped["forged"] += 1
             return 0
@@ -198,6 +200,9 @@ class Dispatcher:
         if isinstance(message, Events):
             self.fleet.advanced(worker, self._clock())
             gained = self._delivery.gain(message)
+        elif isinstance(message, Scored):
+            self.fleet.advanced(worker, self._clock())
+            gained = self._delivery.score(message)
         else:
             self._handle(worker, message)
         self.failover.place()

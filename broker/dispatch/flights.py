@@ -6,10 +6,12 @@ sending of its request to one worker, under an id that no other leg has, and eac
 the legs before it. What must always hold:
 
 * exactly one terminal item per flight (`Finished` or `Failed`), nothing after it;
+* what is asked of a prompt's tokens is said once, in order, and all of it before the first delta;
 * a leg's deltas are numbered 0, 1, 2…; a double is dropped, behind a gap nothing of that leg is taken;
 * what was reused of its prompt is said once, after its acceptance and before its first delta;
 * a flight listens to the worker and to the id of its present leg; whatever else speaks of it is dropped;
-* what waits for a client that does not read is bounded, and so are its tokens, which are kept to fly on.
+* what waits for a client that does not read is bounded, what is said of its prompt by the prompt, and so are
+  its tokens, which are kept to fly on.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from protocol.errors import Code
-from protocol.messages import Accepted, Failed, Finished, Generate, Reused
+from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
 from protocol.parts import Delta, Reuse
 
 PENDING_DELTAS_MAX = 1536
@@ -35,7 +37,7 @@ PROVEN_DELTAS = 2
 """So many deltas of a leg show that its request has got past what was the end of the leg before. One is not
 enough: the last words of a worker that dies are lost with it, and they may have been as many."""
 
-Item = Accepted | Reused | Delta | Finished | Failed
+Item = Accepted | Reused | Scored | Delta | Finished | Failed
 Batch = tuple[int, list[Item]]
 """What has come for one of a request's flights: its place among them, and the items."""
 
@@ -71,11 +73,11 @@ class Flight:
     """One request in the air. `take` hands over what has arrived; `on_item` is called when something has.
 
     `leg` is None while it waits for a worker, which it does since `waiting_since`. `tokens`: those that the
-    client has, or can take. `prompt_tokens`: until a worker has counted them, 0 or a guess. `mends`: how
+    client has, or can take, `tokens_max` as many as there can be, and `scored` the number of its prompt's
+    whose likelihoods it has. `prompt_tokens`: until a worker has counted them, 0 or a guess. `mends`: how
     often in a row, without a token in between, it was sent again because something was lost on the line.
     `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
     it. `identity`: of the model that it was aboard last; `model` is only the name that was asked for.
-    `tokens_max`: as many `tokens` as there can be.
     """
 
     request: Generate
@@ -93,6 +95,7 @@ class Flight:
     tokens: list[int] = field(default_factory=list)
     accepted: bool = False
     prompt_tokens: int = 0
+    scored: int = 0
     reuse: Reuse | None = None
     started_at: float | None = None
     terminal: Finished | Failed | None = None
@@ -110,10 +113,16 @@ class Flight:
         """Its present leg has shown that it does not end where another one did."""
         return self.leg is not None and self.leg.deltas >= PROVEN_DELTAS
 
+    @property
+    def is_scored(self) -> bool:
+        """It has the likelihoods of its whole prompt, or asks for none."""
+        asks = self.request.echo and self.request.sampling.logprobs is not None
+        return not asks or (self.accepted and self.scored >= self.prompt_tokens)
+
     def goes_on_with(self, identity: str) -> bool:
         """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
         an earlier version and does not say; then the name counts."""
-        return not (self.tokens and self.identity and identity) or self.identity == identity
+        return not ((self.tokens or self.scored) and self.identity and identity) or self.identity == identity
 
     def limit(self, context_length: int) -> None:
         """What it can get from the worker it is aboard now; 0: that one does not say."""
@@ -153,6 +162,19 @@ class Flight:
             self._push(message)
         return True
 
+    def score(self, message: Scored, now: float) -> Gain:
+        """How likely the next tokens of the prompt are."""
+        if self.terminal is not None or self.leg is None:
+            return Gain.OVER
+        if message.first != self.scored or not self.accepted:
+            return Gain.DOUBLE if message.first < self.scored else Gain.GAP
+        if self.started_at is None:
+            self.started_at = now
+        self.mends = 0
+        self.scored += len(message.tokens)
+        self._push(message)
+        return Gain.TAKEN
+
     def gain(self, delta: Delta, now: float) -> Gain:
         """One more delta of the present leg."""
         leg = self.leg
@@ -160,6 +182,8 @@ class Flight:
             return Gain.OVER
         if delta.sequence != leg.deltas:
             return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
+        if not self.is_scored:
+            return Gain.GAP
         # A delta without a token is none that a worker sends, and must not be free.
         if max(len(self.tokens) + len(delta.tokens), leg.deltas + 1) > self.tokens_max:
             return Gain.BEYOND
@@ -176,8 +200,8 @@ class Flight:
         return Gain.TAKEN
 
     def lacks(self, finished: Finished) -> bool:
-        """Deltas of this answer were lost at its end."""
-        return finished.usage.completion_tokens > len(self.tokens)
+        """Something of this answer was lost before its end."""
+        return finished.usage.completion_tokens > len(self.tokens) or not self.is_scored
 
     def end(self, terminal: Finished | Failed) -> bool:
         """The one place where a flight ends. False when it had ended already."""
@@ -244,7 +268,8 @@ class Flights:
         deadline_s = flight.request.deadline_s
         if deadline_s is not None:
             deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
-        return replace(flight.request, id=id, resume=list(flight.tokens), deadline_s=deadline_s)
+        told = {"resume": list(flight.tokens), "scored": flight.scored}
+        return replace(flight.request, id=id, deadline_s=deadline_s, **told)
 
     def leave(self, flight: Flight, now: float) -> None:
         """Its leg is over; the flight waits for another one, unless it has ended."""

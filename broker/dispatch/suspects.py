@@ -79,9 +79,11 @@ class Death:
 
 
 def fingerprint(request: Generate, model: str) -> bytes:
-    """The same for requests to a model that differ only in id, seed and how far they have come."""
+    """The same for requests to a model that differ only in id, seed, their place among others and how far
+    they have come."""
     sampling = msgspec.structs.replace(request.sampling, seed=0)
-    bare = msgspec.structs.replace(request, id="", incarnation="", resume=[], sampling=sampling)
+    told = {"id": "", "incarnation": "", "source": "", "resume": [], "scored": 0}
+    bare = msgspec.structs.replace(request, sampling=sampling, **told)
     try:
         return hashlib.sha256(_encode((model, bare))).digest()
     except (TypeError, ValueError, OverflowError, RecursionError):

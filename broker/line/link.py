@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from broker.line.connections import cut, kill_peer
 from broker.line.patience import Drop, Patience, cost
 from protocol import sockets, wire
-from protocol.messages import Events, Message, ToGateway
+from protocol.messages import Events, Message, Scored, ToGateway
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Link:
             log.warning("dropped a message from %s: %s", sender, error)
             return 0, 0
         try:
-            return self._hear(sender, message), len(message.deltas) if isinstance(message, Events) else 0
+            return self._hear(sender, message), _parts(message)
         except Exception:  # the boundary of a message: the others on this line still want to be heard
             self.errors["handle"] += 1
             log.exception("a %s from %s could not be handled", type(message).__name__, sender)
@@ -197,3 +197,14 @@ class Link:
                 self._turn_away(sender, FLOODING)
             case Drop.CUT if isinstance(fd, int):
                 self._to_cut.add(fd)
+
+
+def _parts(message: ToGateway) -> int:
+    """How many things it says that can be of use."""
+    match message:
+        case Events():
+            return len(message.deltas)
+        case Scored():
+            return len(message.tokens)
+        case _:
+            return 0

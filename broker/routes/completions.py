@@ -26,7 +26,9 @@ async def complete_text(request: Request) -> ASGIApp:
     requests = completions.generate(body, id=id, incarnation=gateway.dispatcher.incarnation)
     rendered = renderer(
         {"id": id, "object": "text_completion", "created": int(time.time()), "model": found.model},
-        completions.Form(logprobs=body.logprobs is not None, choices=len(requests)),
+        completions.Form(
+            logprobs=body.logprobs is not None, choices=len(requests), echoes=completions.echoes(body)
+        ),
         body,
         choices=len(requests),
         prompts=len(body.prompts),

@@ -13,17 +13,16 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     CacheCleared,
-    Draining,
     Events,
     Failed,
     Finished,
     Generate,
-    Goodbye,
     Heartbeat,
     Hello,
     Message,
     Ready,
     Reused,
+    ToGateway,
 )
 from protocol.orders import Orders
 from protocol.parts import Capabilities, Delta, PrefixStatus, Reuse, RowStatus, Sampling, Usage
@@ -126,7 +125,7 @@ class Line:
     def say(
         self,
         worker: str,
-        *messages: Accepted | Reused | Events | Finished | Failed | CacheCleared | Draining | Goodbye,
+        *messages: ToGateway,
     ) -> None:
         for message in messages:
             self.dispatcher.hear(worker, message)

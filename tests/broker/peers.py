@@ -20,6 +20,7 @@ from protocol.messages import (
     Loading,
     Message,
     Reused,
+    Scored,
     ToGateway,
     Welcome,
 )
@@ -40,7 +41,7 @@ def text_at(id: str, position: int) -> str:
 
 def of_flights(message: Message) -> bool:
     """Is it one that the line may lose, double or swap? Others are the business of ZeroMQ alone."""
-    return isinstance(message, Generate | Cancel | Accepted | Reused | Events | Finished | Failed)
+    return isinstance(message, Generate | Cancel | Accepted | Reused | Scored | Events | Finished | Failed)
 
 
 @dataclass(eq=False)

@@ -42,9 +42,11 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     plain = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     text = {"prompt": ["one", "two"], "logprobs": 2, "best_of": 1, "echo": False, "suffix": ""}
+    scored = {"prompt": [[1, 2, 3], [4]], "echo": True, "logprobs": 1, "max_tokens": 1}
     return [
         (CHAT, common | chat), (CHAT, common | chat | streamed), (CHAT, plain), (CHAT, plain | streamed),
         (TEXT, common | text), (TEXT, common | text | streamed), (TEXT, {"prompt": "a b", "max_tokens": 2}),
+        (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}),
     ]  # fmt: skip
 
 

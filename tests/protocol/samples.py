@@ -30,6 +30,7 @@ from protocol.messages import (
     Ready,
     Rejected,
     Reused,
+    Scored,
     ToGateway,
     ToWorker,
     Welcome,
@@ -40,6 +41,7 @@ from protocol.parts import (
     Likelihood,
     Media,
     PrefixStatus,
+    PromptToken,
     Reuse,
     RowStatus,
     Sampling,
@@ -93,6 +95,11 @@ FULL: list[Message] = [
         cache_pin=True,
         resume=[0, 70000],
         thinking_budget=1024,
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
@@ -143,8 +150,17 @@ FULL: list[Message] = [
             top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
         ),
     ),
-    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
+    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300, prompt="<s>駅"),
     Reused(incarnation=WORKER, id="chatcmpl-1", reuse=REUSE),
+    Scored(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        first=1024,
+        tokens=[
+            PromptToken(bytes=b"a", logprob=-0.5, top=[(b"b", -0.25), (b"", -1e30)]),
+            PromptToken(bytes=b"\xe9\xa7"),
+        ],
+    ),
     Events(
         incarnation=WORKER,
         deltas=[
@@ -190,6 +206,7 @@ LEAST: list[Message] = [
     Heartbeat(incarnation=WORKER, running=0, waiting=0, steps=0),
     Accepted(incarnation=WORKER, id="a", prompt_tokens=1),
     Reused(incarnation=WORKER, id="a", reuse=Reuse()),
+    Scored(incarnation=WORKER, id="a", first=0, tokens=[PromptToken(bytes=b"")]),
     Events(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
@@ -361,6 +378,7 @@ BEFORE_CHANNELS: list[Message] = [
         cache_pin=True,
         resume=[0, 70000],
     ),
+    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
     Events(
         incarnation=WORKER,
         deltas=[
@@ -382,7 +400,7 @@ BEFORE_CHANNELS: list[Message] = [
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
     ),
 ]
-"""As `FULL` before thoughts were told apart from content."""
+"""As `FULL` before thoughts were told apart from content, and prompts were said back."""
 
 KINDS = {
     "full": FULL,

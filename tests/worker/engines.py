@@ -10,6 +10,7 @@ from typing import Any
 from protocol.messages import Events, Failed, Finished, Message
 from protocol.parts import Capabilities, Delta
 from worker.contract import (
+    NO_TARGETS,
     Blob,
     Cut,
     Draw,
@@ -23,6 +24,7 @@ from worker.contract import (
     Preparer,
     Shape,
     Step,
+    Targets,
 )
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.admission import AdmissionWindow
@@ -74,6 +76,8 @@ class ScriptedEngine:
     shape: Shape | None = None
     restored: dict[str, int] = field(default_factory=dict)
     """How many tokens each row was last restored with."""
+    scored: dict[str, list[int]] = field(default_factory=dict)
+    """The tokens whose likelihoods were computed for each row."""
     breaches: list[str] = field(default_factory=list)
     broken: bool = False
     probes: int = 0
@@ -86,13 +90,15 @@ class ScriptedEngine:
     def _whole(self, row: str) -> tuple[int, ...]:
         return (*self.prompts[row], *self.scripts.get(row, ()))
 
-    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+    def prefill(
+        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
+    ) -> Mapping[str, Sequence[Likelihood]]:
         if PROBE in chunks:
             self.probes += 1
             self.prefilled[PROBE] = [0]
             if self.broken:
                 raise Broken("all of it")
-            return
+            return {}
         for row, tokens in chunks.items():
             cached = self.prefilled.setdefault(row, [])
             if row in self.decoding:
@@ -113,6 +119,15 @@ class ScriptedEngine:
             raise
         for row, tokens in chunks.items():
             self.prefilled[row].extend(tokens)
+        return {row: self._score(row, asked) for row, asked in targets.items()}
+
+    def _score(self, row: str, asked: Targets) -> list[Likelihood]:
+        """A token's is its id, negative: so it is known which ones were told."""
+        whole, end = self._whole(row), len(self.prefilled[row]) + 1
+        if asked.tokens != whole[end - len(asked.tokens) : end]:
+            self.breaches.append(f"{row} is asked for {asked.tokens} at {end}")
+        self.scored.setdefault(row, []).extend(asked.tokens)
+        return [Likelihood(-float(token), ((token, -float(token)),) * asked.top) for token in asked.tokens]
 
     def fork(self, row: str, copy: str) -> None:
         self._call("fork")
@@ -331,6 +346,8 @@ class House:
         salt: str = "",
         boundaries: tuple[int, ...] = (),
         resume: tuple[int, ...] = (),
+        echo: bool = False,
+        scored: int = 0,
     ) -> None:
         """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one, or
         it has `tokens`."""
@@ -350,6 +367,8 @@ class House:
             salt=salt,
             boundaries=boundaries,
             resume=resume,
+            echo=echo,
+            scored=scored,
         )
         self.inbox.put(Submit(request))
 

@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import Blob, Cut, Draw, Likelihood, Piece, Step
+from worker.contract import NO_TARGETS, Blob, Cut, Draw, Likelihood, Piece, Step, Targets
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
@@ -29,6 +29,7 @@ from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import can_decode_together, can_prefill_together, restorable_shape
 from worker.engine.group import Group, Member
 from worker.engine.sampling.sampler import Row, Sampled
+from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.trees import arrays_of
 
 TOKENS_PER_CLEAR = 256
@@ -58,19 +59,31 @@ class BatchEngine:
         self._groups: list[Group] = []
         self._unread: list[_Unread] = []
         self._advanced = 0
+        self._piece_tokens = 0
+        """Of a prompt whose tokens' likelihoods are asked; 0: not known yet."""
 
     # --- prefill ---
 
-    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
-        """See `contract.Engine`. Returns when the chunks are computed."""
-        if self._can_pad and len(chunks) > 1 and not self._prefilling.keys() & chunks.keys():
-            self._prefilling |= prefill_together(self._model, chunks)
+    def prefill(
+        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
+    ) -> Mapping[str, Sequence[Likelihood]]:
+        """See `contract.Engine`. Returns when the chunks are computed. A row with targets runs by itself."""
+        silent = {row: tokens for row, tokens in chunks.items() if row not in targets}
+        if self._can_pad and len(silent) > 1 and not self._prefilling.keys() & silent.keys():
+            self._prefilling |= prefill_together(self._model, silent)
         else:
-            for row, tokens in chunks.items():
+            for row, tokens in silent.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
                 self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
-        mx.eval([cache.state for row in chunks for cache in self._prefilling[row]])
+        mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
+        likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
         self._advance(max(map(len, chunks.values())))
+        return likelihoods
+
+    def _prefill_scored(self, row: str, tokens: Sequence[int], asked: Targets) -> list[Likelihood]:
+        self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
+        caches = self._prefilling.setdefault(row, self._fresh())
+        return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""

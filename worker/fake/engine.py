@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.contract import Blob, Cut, Draw, Likelihood, Piece, Shape, Step
+from worker.contract import NO_TARGETS, Blob, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
 from worker.fake.script import Script
 
 TOKEN_BYTES = 16
@@ -39,12 +39,15 @@ class FakeEngine:
     shape: Shape | None = field(default_factory=Shape)
     rows: dict[str, FakeRow] = field(default_factory=dict)
 
-    def prefill(self, chunks: Mapping[str, Sequence[int]]) -> None:
+    def prefill(
+        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
+    ) -> Mapping[str, Sequence[Likelihood]]:
         if any(self._script(row).burst for row in chunks):
             os.kill(os.getpid(), signal.SIGKILL)
         if any(self._script(row).oom for row in chunks):
             raise MemoryError("scripted: out of memory")
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
+        return {row: [_likelihood(token, of.top) for token in of.tokens] for row, of in targets.items()}
 
     def fork(self, row: str, copy: str) -> None:
         """Rows have no caches here."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.conversation import unpack
+from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from worker.contract import Draw, Growth, Prepared, too_long
 from worker.fake.engine import END, WORDS
@@ -29,10 +30,12 @@ class FakePreparer:
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         text = request.prompt or "\n".join(_texts(unpack(request).messages or []))
+        if request.suffix:
+            raise RequestError(Code.UNSUPPORTED_PARAMETER, "This model has no middle.", param="suffix")
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = tuple(1 + len(word) for word in text.split()) or (1,)
+        tokens = tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split()) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
@@ -48,13 +51,16 @@ class FakePreparer:
                 logprobs=request.sampling.logprobs,
             ),
             stop=tuple(request.stop),
-            max_tokens=min(request.max_tokens or room, room),
+            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
             end_tokens=frozenset() if request.ignore_eos else frozenset((END,)),
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
+            echo=request.echo,
+            scored=request.scored,
+            echo_text="".join(map(_word, tokens)) if request.echo and request.tokens else "",
             script=script,
         )
 
@@ -66,6 +72,10 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
         texts += map(str, parts)
     return texts
+
+
+def _word(token: int) -> str:
+    return WORDS[(token - 1) % len(WORDS)] + " "
 
 
 @dataclass(slots=True)
@@ -80,15 +90,15 @@ class FakePipeline:
 
     def push(self, token: int) -> Growth:
         if self.reasoning_tokens == self.think:
-            return Growth(self._word(token))
+            return Growth(self._said(token))
         self.reasoning_tokens += 1
-        return Growth(reasoning=self._word(token), is_content=False)
+        return Growth(reasoning=self._said(token), is_content=False)
 
     def flush(self) -> Growth:
         return Growth()
 
     def spell(self, token: int) -> bytes:
-        return b"" if token == END else self._word(token).encode()
+        return b"" if token == END else self._said(token).encode()
 
-    def _word(self, token: int) -> str:
-        return self.text if self.text is not None else WORDS[(token - 1) % len(WORDS)] + " "
+    def _said(self, token: int) -> str:
+        return self.text if self.text is not None else _word(token)

@@ -220,8 +220,14 @@ class Service:
             if isinstance(outcome, RequestError):
                 self._refuse(id, outcome)
                 continue
-            tokens = len(outcome.tokens)
-            self._line.say(Accepted(incarnation=self._incarnation, id=id, prompt_tokens=tokens))
+            self._line.say(
+                Accepted(
+                    incarnation=self._incarnation,
+                    id=id,
+                    prompt_tokens=len(outcome.tokens),
+                    prompt=outcome.echo_text,
+                )
+            )
             self._model.inbox.put(Submit(outcome))
 
     def _refuse(self, id: str, error: RequestError) -> None:

@@ -21,6 +21,7 @@ from protocol.parts import Sampling
 from worker.contract import Draw, Prepared, ThoughtLimit, too_long
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.format import closing_of, opening_of
+from worker.models.infill import infilling_of
 from worker.models.template import (
     RESERVED,
     TEMPLATE_ERRORS,
@@ -86,6 +87,7 @@ class TextPreparer:
         self._tokenizer = tokenizer
         self._render = template_of(tokenizer)
         self._added = _added_tokens(tokenizer)
+        self._infilling = infilling_of(tokenizer.get_vocab())
         self._rules = rules
         self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
         self._closing = closing_of(tokenizer, self._render)
@@ -98,10 +100,11 @@ class TextPreparer:
             )
         conversation = self._heeded(unpack(request))
         if conversation.messages is None:
-            source, text = "prompt", request.prompt or ""
+            source, text = request.source or "prompt", request.prompt or ""
+            tokens = self._completed(request, text, source)
         else:
             source, text = "messages", self._rendered(conversation, conversation.messages)
-        tokens = self._encode(text, source)
+            tokens = self._encode(text, source, special=False)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
         opening = self._opening(conversation, text)
@@ -112,7 +115,7 @@ class TextPreparer:
             draw=self._draw(request.sampling, self._thoughts(request, opening)),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
-            end_tokens=frozenset() if request.ignore_eos else frozenset(self._tokenizer.eos_token_ids),
+            end_tokens=self._end_tokens(request),
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
@@ -120,6 +123,9 @@ class TextPreparer:
             resume=tuple(request.resume),
             boundaries=self._boundaries(conversation, text, tokens),
             opening=opening,
+            echo=request.echo,
+            scored=request.scored,
+            echo_text=self._echo_text(request),
         )
 
     def _heeded(self, conversation: Conversation) -> Conversation:
@@ -156,6 +162,55 @@ class TextPreparer:
             is_open=opening == REASONING,
         )
 
+    def _completed(self, request: Generate, text: str, source: str) -> list[int]:
+        """The tokens of what is to go on, as text or as ids."""
+        begins = self._tokenizer.bos_token
+        # As in `mlx_lm.stream_generate`: a prompt that brings its own beginning gets no second one.
+        special = begins is None or not text.startswith(begins)
+        if request.suffix:
+            return self._infilled(request, text, source, special=special)
+        if request.tokens is None:
+            return self._encode(text, source, special=special)
+        self._check_tokens(request.tokens, source)
+        return request.tokens
+
+    def _infilled(self, request: Generate, text: str, source: str, *, special: bool) -> list[int]:
+        if self._infilling is None:
+            message = "'suffix' is not served: this model's tokenizer names no tokens to fill a gap with."
+            raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param="suffix")
+        if request.tokens is None:
+            opening = self._tokenizer.encode("", add_special_tokens=True) if special else []
+            prefix = self._encode(text, source, special=False)
+        else:
+            self._check_tokens(request.tokens, source)
+            opening, prefix = [], request.tokens
+        return self._infilling.tokens(
+            opening, prefix, request.suffix, lambda part: self._encode(part, "suffix", special=False)
+        )
+
+    def _check_tokens(self, tokens: Sequence[int], source: str) -> None:
+        last = self._rules.vocabulary - 1
+        for index, token in enumerate(tokens):
+            if token > last:
+                which = f"{source}[{index}]"
+                message = f"'{which}' is token {token}, and this model's tokens are 0 to {last}."
+                raise RequestError(Code.INVALID_REQUEST, message, param=which)
+
+    def _echo_text(self, request: Generate) -> str:
+        if not request.echo or request.tokens is None:
+            return ""
+        # With the names of special tokens: the text is to be the whole prompt.
+        known = [token for token in request.tokens if token < len(self._tokenizer)]
+        return str(
+            self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def _end_tokens(self, request: Generate) -> frozenset[int]:
+        if request.ignore_eos:
+            return frozenset()
+        ends = frozenset(self._tokenizer.eos_token_ids)
+        return ends | self._infilling.ends if request.suffix and self._infilling else ends
+
     def _boundaries(self, conversation: Conversation, text: str, tokens: list[int]) -> tuple[int, ...]:
         template = self._render
         if conversation.messages is None or template is None:
@@ -168,10 +223,8 @@ class TextPreparer:
             with_tools=bool(conversation.tools),
         )
 
-    def _encode(self, text: str, source: str) -> list[int]:
-        # As in `mlx_lm.stream_generate`: a prompt that brings its own beginning gets no second one.
-        begins = self._tokenizer.bos_token
-        special = source == "prompt" and (begins is None or not text.startswith(begins))
+    def _encode(self, text: str, source: str, *, special: bool) -> list[int]:
+        """`special`: with what the tokenizer puts around every text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=special) if text else []
         except (TypeError, ValueError) as error:  # half a surrogate pair, for one, is no text
@@ -232,12 +285,12 @@ class TextPreparer:
 
     def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
         room = self._rules.context_length - prompt_tokens
-        if room < 1:
+        if room < (0 if request.max_tokens == 0 else 1):
             rules = self._rules
             raise too_long(rules.context_length, prompt_tokens, source, by_memory=rules.by_memory)
         if request.max_tokens is None:
             return room
-        if request.max_tokens < 1:
+        if request.max_tokens < (0 if request.echo else 1):
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
 

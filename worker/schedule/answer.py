@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol import parts
-from protocol.parts import Delta, RowStatus, Timings, Usage
+from protocol.parts import Delta, PromptToken, RowStatus, Timings, Usage
 from worker.contract import Growth, Likelihood, Pipeline
 from worker.schedule.rows import Row
 
@@ -23,8 +23,9 @@ class Answer:
     sequence: int = 0
 
     def replay(self) -> str | None:
-        """Go through what another worker has answered and said; why that was the end, if it was."""
-        reason = None
+        """Go through what another worker has answered and said; why that was the end, if it was, or if there
+        is nothing to be said."""
+        reason = "length" if self.row.request.max_tokens == 0 and self.row.is_scored else None
         for count, token in enumerate(self.row.request.resume, start=1):
             _, reason = self._advance(token, count, fits=True)
         return reason
@@ -33,7 +34,8 @@ class Answer:
         """What a token brings and, where it is the last one, why. `fits`: there is memory for more."""
         growth, reason = self._advance(token, len(self.row.answered), fits=fits)
         # The end of an answer is no token of it, and only the worker knows which tokens are ends.
-        is_shown = growth.is_content and token not in self.row.request.end_tokens
+        # Who scores texts counts on one more than the prompt has.
+        is_shown = growth.is_content and (self.row.request.echo or token not in self.row.request.end_tokens)
         reported = [self._spell(token, likelihood)] if likelihood is not None and is_shown else []
         delta = Delta(
             id=self.row.request.id,
@@ -63,6 +65,19 @@ class Answer:
             bytes=spell(token),
             logprob=likelihood.logprob,
             top=[(spell(other), logprob) for other, logprob in likelihood.top],
+        )
+
+    def spell_prompt(self, token: int, likelihood: Likelihood | None) -> PromptToken:
+        """A token of the prompt, with no more of the likeliest than this request asks for. None: it follows
+        nothing."""
+        spell = self.pipeline.spell
+        if likelihood is None:
+            return PromptToken(bytes=spell(token))
+        asked = likelihood.top[: self.row.request.draw.logprobs]
+        return PromptToken(
+            bytes=spell(token),
+            logprob=likelihood.logprob,
+            top=[(spell(other), logprob) for other, logprob in asked],
         )
 
     def usage(self) -> Usage:

@@ -12,12 +12,13 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Reuse
-from worker.contract import Model, Prepared, Step
+from worker.contract import Likelihood, Model, Prepared, Step, Targets
+from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
@@ -210,9 +211,10 @@ class Loop:
         if not self._restore(group):
             return  # planned again
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
+        found: Mapping[str, Sequence[Likelihood]] = {}
         try:
             if chunks:
-                self.model.engine.prefill(chunks)
+                found = self.model.engine.prefill(chunks, self._targets(group))
         except Exception as error:  # the request boundary
             log.exception("%s: prefill failed", ", ".join(chunks))
             self._retry_apart(group, error)
@@ -220,10 +222,36 @@ class Loop:
             return
         self.scheduler.ran(group)
         for chunk in group:
+            if chunk.row.id in found or (chunk.last and not chunk.row.is_scored):
+                self._tell_scored(chunk.row, found.get(chunk.row.id, ()))
+            if self.scheduler.get(chunk.row.id) is None:
+                continue
             if self.store:
                 self.store.keep(chunk.row, done=chunk.last)
             if chunk.last:
                 self._start(chunk)
+
+    def _targets(self, group: Group) -> dict[str, Targets]:
+        asked = {
+            chunk.row.id: scoring.targets_of(chunk, self.scheduler.relatives(chunk.row))
+            for chunk in group
+            if not chunk.row.is_scored
+        }
+        return {id: targets for id, targets in asked.items() if targets is not None}
+
+    def _tell_scored(self, row: Row, likelihoods: Sequence[Likelihood]) -> None:
+        """Tell each row of a family what one has found out of their prompt."""
+        known = scoring.known_of(row, likelihoods)
+        for other in self.scheduler.relatives(row):
+            try:
+                parts = list(scoring.parts_of(self._answers[other.id], known))
+            except Exception as error:  # the request boundary
+                log.exception("%s: output failed", other.id)
+                self._fail_row(other.id, _engine_error(error))
+                continue
+            other.scored += len(known)
+            for first, tokens in parts:
+                self.publisher.scored(other.id, first, tokens)
 
     def _restore(self, group: Group) -> bool:
         """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
@@ -260,6 +288,11 @@ class Loop:
         """Start a row and its copies, which must be made of it before it starts."""
         engine = self.model.engine
         for row in (*chunk.copies, chunk.row):
+            if self.scheduler.get(row.id) is None:
+                continue  # failed since
+            if row.request.max_tokens == 0:
+                self._finish(row.id, "length")
+                continue
             try:
                 if row is not chunk.row:
                     engine.fork(chunk.row.id, row.id)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
-from protocol.messages import CacheCleared, Events, Failed, Finished, Message, Reused
-from protocol.parts import Delta, Reuse
+from protocol.messages import CacheCleared, Events, Failed, Finished, Message, Reused, Scored
+from protocol.parts import Delta, PromptToken, Reuse
 from worker.schedule.answer import Answer
 
 
@@ -22,6 +22,10 @@ class Publisher:
     def reused(self, id: str, reuse: Reuse) -> None:
         """How much of its prompt a request did not have to compute."""
         self.publish(Reused(incarnation=self.incarnation, id=id, reuse=reuse))
+
+    def scored(self, id: str, first: int, tokens: list[PromptToken]) -> None:
+        """How likely a part of a prompt is, from token number `first` on."""
+        self.publish(Scored(incarnation=self.incarnation, id=id, first=first, tokens=tokens))
 
     def events(self, deltas: list[Delta]) -> None:
         """What one step has brought."""

@@ -33,7 +33,8 @@ class Row:
     prompt and answer. `family`: rows of one family have the same prompt, and one of them runs it for all.
     `roof`: the length for which it has reserved `bytes`. `kept`: up to where its prefix is stored; `cuts`:
     positions, in order, at which it is to be stored, whatever else. `held`: what it begins with is on its way
-    from the disk. `reuse`: what was restored of it when it was first run.
+    from the disk. `reuse`: what was restored of it when it was first run. `scored`: so many of its prompt's
+    tokens have the likelihoods that are asked of them, or are asked none.
     """
 
     request: Prepared
@@ -51,6 +52,18 @@ class Row:
     cuts: list[int] = field(default_factory=list)
     held: bool = False
     reuse: Reuse | None = None
+    scored: int = 0
+
+    @property
+    def is_scored(self) -> bool:
+        """Nothing is left to be found out of its prompt."""
+        return self.scored >= len(self.request.tokens)
+
+    @property
+    def reusable(self) -> int:
+        """So many of its tokens need not be run: all but the last, and as far as their likelihoods are known,
+        each of which takes running the token before it."""
+        return len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
 
     @property
     def id(self) -> str:

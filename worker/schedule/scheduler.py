@@ -90,14 +90,17 @@ class Scheduler:
             raise self._too_long(len(tokens), request.source)
         number = next(self._arrivals)
         digest = hash(tokens)
+        asks = request.echo and request.draw.logprobs is not None
+        scored = request.scored if asks else len(request.tokens)
         row = Row(
             request=request,
             order=(request.priority, number),
-            family=self._family(tokens, digest, number),
+            family=self._family(tokens, digest, number, scored),
             digest=digest,
             tokens=tokens,
             length=len(tokens),
             answered=list(request.resume),
+            scored=scored,
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         if self._sharing:
@@ -122,11 +125,12 @@ class Scheduler:
         """Rows whose deadline has passed."""
         return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
 
-    def _family(self, tokens: tuple[int, ...], digest: int, number: int) -> int:
-        # A prompt of one token needs no prefill that could be shared.
+    def _family(self, tokens: tuple[int, ...], digest: int, number: int, scored: int) -> int:
+        # A prompt of one token needs no prefill that could be shared. What one finds out of its prompt is
+        # told to all of its family, so they begin with the same.
         if len(tokens) > 1:
             for row in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING):
-                if row.digest == digest and row.tokens == tokens:
+                if row.digest == digest and row.tokens == tokens and row.scored == scored:
                     return row.family
         return number
 
@@ -168,6 +172,14 @@ class Scheduler:
     def miss(self, row: Row) -> str:
         """Why no more of a row's prompt is reused, in the words of `protocol.messages.Reuse`."""
         return "off" if self._sharing is None else self._sharing.miss(row)
+
+    def relatives(self, row: Row) -> list[Row]:
+        """The rows of its family that have not started, itself among them."""
+        return [
+            other
+            for other in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING)
+            if other.family == row.family
+        ]
 
     def spare(self, cache_bytes: int) -> int | None:
         """Bytes that no row needs now; None where nothing is limited."""

@@ -26,6 +26,9 @@ CUT_NEAR = 32
 CUTS_MAX = 16
 """At most so many positions of a row are stored for others."""
 
+SCORED = "scored"
+"""Why nothing is reused of a prompt whose tokens' likelihoods are asked: they are computed with it."""
+
 
 class _Seen(NamedTuple):
     version: int
@@ -53,6 +56,8 @@ class Sharing:
 
     def miss(self, row: Row) -> str:
         """Why it was not more."""
+        if not row.is_scored:
+            return SCORED
         match = self._look_up(row)
         return match.miss if match.length >= REUSED_TOKENS_MIN or not match.length else "short"
 
@@ -88,7 +93,7 @@ class Sharing:
         for other in others:
             if other is row or other.family == row.family or other.request.salt != row.request.salt:
                 continue
-            until = min(self._shared(row, other), len(row.tokens) - 1)
+            until = min(self._shared(row, other), row.reusable)
             if until - there >= AWAITED_TOKENS_MIN and self._promises(other, until):
                 return True
         return False
@@ -107,8 +112,7 @@ class Sharing:
     def _look_up(self, row: Row) -> Match:
         seen = self._seen.get(row.id)
         if seen is None or seen.version != self._index.version:
-            limit = len(row.tokens) - 1
-            match = self._index.find(row.tokens, salt=row.request.salt, limit=limit, ram_only=True)
+            match = self._index.find(row.tokens, salt=row.request.salt, limit=row.reusable, ram_only=True)
             seen = self._seen[row.id] = _Seen(self._index.version, match)
         return seen.match
 

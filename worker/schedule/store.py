@@ -87,7 +87,7 @@ class Store:
         """Hold a row whose prompt begins with something that is on the disk only, and read that."""
         if self.disk is None:
             return
-        match = self.index.find(row.tokens, salt=row.request.salt, limit=len(row.tokens) - 1)
+        match = self.index.find(row.tokens, salt=row.request.salt, limit=row.reusable)
         if not match.missing:
             return
         wanted = {item.digest for item in match.missing}

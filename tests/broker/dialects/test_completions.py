@@ -10,8 +10,8 @@ import pytest
 from broker.dialects import answer, completions
 from broker.dialects.parameters import derived_seed
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Finished, Generate
-from protocol.parts import Delta, Likelihood, Sampling, Usage
+from protocol.messages import Accepted, Finished, Generate, Scored
+from protocol.parts import Delta, Likelihood, PromptToken, Sampling, Usage
 
 
 def sent(**fields: Any) -> list[Generate]:
@@ -35,6 +35,23 @@ def refusal(**fields: Any) -> RequestError:
         ({"prompt": ["a"] * 17}, "prompt"),
         ({"prompt": ["a"] * 6, "n": 3}, "prompt"),
         ({"prompt": {}}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [1, [2]]}, "prompt[1]"),
+        ({"prompt": [1, True]}, "prompt[1]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [1, -1]}, "prompt[1]"),
+        ({"prompt": [2**31]}, "prompt[0]"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
+        ({"prompt": [["a"]]}, "prompt[0][0]"),
+        ({"prompt": [[1]] * 17}, "prompt"),
+        ({"echo": True, "max_tokens": -1}, "max_tokens"),
+        ({"echo": "yes"}, "echo"),
+        ({"suffix": 1}, "suffix"),
         ({"n": 17}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 6}, "logprobs"),
@@ -65,13 +82,9 @@ def test_a_body_without_a_prompt_says_so() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True, "max_tokens": 0}, "echo"),
-        ({"suffix": "the end"}, "suffix"),
+        ({"echo": True, "suffix": "the end"}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"best_of": 3, "n": 2}, "best_of"),
-        ({"prompt": [1, 2, 3]}, "prompt"),
-        ({"prompt": [0]}, "prompt"),
-        ({"prompt": [[1, 2], [3]]}, "prompt"),
     ],
 )
 def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any], param: str) -> None:
@@ -153,6 +166,94 @@ def test_each_prompt_has_its_choices_side_by_side_with_the_seeds_it_would_have_a
     assert [request.prompt for request in requests] == ["a", "a", "b", "b"]
     assert [request.sampling.seed for request in requests] == [7, derived_seed(7, 1)] * 2
     assert len({request.id for request in requests}) == 4
+
+
+def test_token_ids_arrive_as_they_are_one_prompt_or_several() -> None:
+    [one] = sent(prompt=[5, 0, 2**31 - 1])
+    assert (one.tokens, one.prompt, one.source) == ([5, 0, 2**31 - 1], None, "prompt")
+    several = sent(prompt=[[1, 2], [3]], n=2)
+    assert [request.tokens for request in several] == [[1, 2], [1, 2], [3], [3]]
+    assert [request.source for request in several] == ["prompt[0]"] * 2 + ["prompt[1]"] * 2
+    assert [request.source for request in sent(prompt=["a", "b"])] == ["prompt[0]", "prompt[1]"]
+
+
+def test_a_text_is_said_back_without_troubling_the_worker() -> None:
+    assert sent(echo=True, seed=1) == sent(seed=1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logprobs": 0}, {"max_tokens": 0}, {"prompt": [1, 2]}, {"logprobs": 1, "max_tokens": 0}],
+    ids=str,
+)
+def test_what_only_the_worker_knows_of_a_prompt_is_asked_of_it(fields: dict[str, Any]) -> None:
+    [request] = sent(echo=True, **fields)
+    assert request.echo
+    assert request.max_tokens == fields.get("max_tokens", 16)
+
+
+def test_what_is_behind_the_gap_arrives() -> None:
+    [request] = sent(suffix="    return x")
+    assert (request.prompt, request.suffix) == ("Once", "    return x")
+
+
+def told(items: list[Any], *, stream: bool, **fields: Any) -> list[dict[str, Any]]:
+    """The choices of a document, or of each event, with what the worker says as `items`."""
+    body = completions.read(json.dumps({"prompt": "ab", "echo": True, **fields}).encode())
+    form = completions.Form(logprobs=body.logprobs is not None, choices=1, echoes=completions.echoes(body))
+    if not stream:
+        whole = json.loads(answer.Whole({}, form, choices=1).feed([(0, items)]))
+        return list(whole["choices"])
+    sse = answer.Stream({"id": "x"}, form, choices=1, include_usage=False).feed([(0, items)]).decode()
+    events = [event[6:] for event in sse.split("\n\n") if event.startswith("data: {")]
+    return [choice for event in events for choice in json.loads(event)["choices"]]
+
+
+def end(completion_tokens: int) -> Finished:
+    usage = Usage(prompt_tokens=2, completion_tokens=completion_tokens)
+    return Finished(incarnation="w", id="x", reason="length", usage=usage)
+
+
+def test_an_echo_is_the_beginning_of_the_text() -> None:
+    items = [
+        Accepted(incarnation="w", id="x", prompt_tokens=2),
+        Delta(id="x", sequence=0, tokens=[1], text="c"),
+        end(1),
+    ]
+    [choice] = told(items, stream=False)
+    assert (choice["text"], choice["logprobs"]) == ("abc", None)
+    assert [choice["text"] for choice in told(items, stream=True)] == ["ab", "c", ""]
+
+
+def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> None:
+    items = [
+        Accepted(incarnation="w", id="x", prompt_tokens=2),
+        Scored(incarnation="w", id="x", first=0, tokens=[PromptToken(bytes=b"a")]),
+        Scored(
+            incarnation="w", id="x", first=1, tokens=[PromptToken(bytes=b"b", logprob=-2, top=[(b"B", -1.0)])]
+        ),
+        Delta(id="x", sequence=0, tokens=[1], text="c", likelihoods=[Likelihood(bytes=b"c", logprob=-3)]),
+        end(1),
+    ]
+    [choice] = told(items, stream=False, logprobs=1)
+    assert choice["text"] == "abc"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "b", "c"],
+        "token_logprobs": [None, -2, -3],
+        "top_logprobs": [None, {"B": -1.0, "b": -2}, {"c": -3}],
+        "text_offset": [0, 1, 2],
+    }
+    events = told(items, stream=True, logprobs=1)
+    assert "".join(event["text"] for event in events) == "abc"
+    parts = [event["logprobs"] for event in events if event["logprobs"]]
+    assert {name: [one for part in parts for one in part[name]] for name in parts[0]} == choice["logprobs"]
+
+
+def test_an_echo_alone_is_the_prompt() -> None:
+    items = [Accepted(incarnation="w", id="x", prompt_tokens=2, prompt="駅"), end(0)]
+    [choice] = told(items, stream=False, prompt=[7, 8], max_tokens=0)
+    assert (choice["text"], choice["finish_reason"]) == ("駅", "length")
+    assert [event["text"] for event in told(items, stream=True, prompt=[7, 8], max_tokens=0)] == ["駅", ""]
 
 
 def test_an_answer_is_exactly_this() -> None:

@@ -20,8 +20,8 @@ from broker.dispatch.suspects import (
     fingerprint,
 )
 from protocol.errors import Code, RequestError
-from protocol.messages import Cancel, Failed, Finished, Generate, Goodbye
-from protocol.parts import Delta, Media, RowStatus
+from protocol.messages import Cancel, Failed, Finished, Generate, Goodbye, Scored
+from protocol.parts import Delta, Media, PromptToken, RowStatus, Sampling
 from tests.broker.dispatching import (
     FAILOVER_S,
     GATEWAY,
@@ -531,6 +531,29 @@ def test_behind_a_gap_the_answer_is_begun_again_where_the_client_is(gap: str, li
     line.say("w", events("w", "a", "y", first=1), events("w", "a~2", "y", "z"), finished("w", "a~2", 3))
     assert text_of(flight) == "xyz"
     assert isinstance(flight.terminal, Finished)
+
+
+def scored(worker: str, id: str, first: int, count: int) -> Scored:
+    tokens = [PromptToken(bytes=b"x", logprob=-1)] * count
+    return Scored(incarnation=worker, id=id, first=first, tokens=tokens)
+
+
+@pytest.mark.parametrize("gap", ["part", "delta", "end"])
+def test_behind_a_gap_in_its_prompt_a_flight_is_told_on_where_the_client_is(gap: str, line: Line) -> None:
+    line.serving("w")
+    asks = replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1))
+    flight = line.board(asks)
+    line.say("w", accepted("w", "a"), scored("w", "a", 0, 1), scored("w", "a", 0, 1))
+    line.sent_to("w")
+    late = {"part": scored("w", "a", 2, 1), "delta": events("w", "a", "x"), "end": finished("w", "a")}
+    line.say("w", late[gap])
+    assert line.sent_to("w") == [cancel("a"), replace(asks, id="a~2", scored=1)]
+    line.say("w", accepted("w", "a~2"), scored("w", "a~2", 1, 2), events("w", "a~2", "x"))
+    line.say("w", finished("w", "a~2", tokens=1))
+    items = flight.take()
+    assert [item.first for item in items if isinstance(item, Scored)] == [0, 1]
+    assert isinstance(flight.terminal, Finished)
+    assert line.dispatcher.dropped["double"] == 1
 
 
 def test_a_line_that_loses_something_every_time_fails_the_flight_in_the_end(line: Line) -> None:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from broker.dispatch import flights as flights_module
 from broker.dispatch.flights import PROVEN_DELTAS, TOKENS_MAX, Flight, Flights, Gain, Item
 from protocol.errors import Code
-from protocol.messages import Accepted, Failed, Finished, Generate, Reused
-from protocol.parts import Delta, Likelihood, Reuse, Sampling, Usage
+from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
+from protocol.parts import Delta, Likelihood, PromptToken, Reuse, Sampling, Usage
 
 WORKER = "worker-1"
 
@@ -52,6 +52,71 @@ def finished() -> Finished:
 
 def failed(code: str = "engine_error") -> Failed:
     return Failed(incarnation=WORKER, id="a", code=code, message="")
+
+
+def scoring_flights() -> tuple[Flights, Flight]:
+    """One that asks for the likelihoods of its five tokens."""
+    asks = replace(request(), echo=True, sampling=Sampling(seed=1, logprobs=1))
+    flights = Flights()
+    flight = flights.open(asks, "m", now=10.0)
+    flights.board(flight, WORKER, now=10.0)
+    flight.accept(accepted())
+    return flights, flight
+
+
+def scored(first: int, count: int) -> Scored:
+    return Scored(
+        incarnation=WORKER, id="a", first=first, tokens=[PromptToken(bytes=b"x", logprob=-1)] * count
+    )
+
+
+# --- what is said of a prompt ------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_prompt_are_taken_in_order_and_once() -> None:
+    _, flight = scoring_flights()
+    assert flight.score(scored(0, 3), 11.0) is Gain.TAKEN
+    assert flight.score(scored(0, 3), 11.0) is Gain.DOUBLE
+    assert flight.score(scored(4, 1), 11.0) is Gain.GAP
+    assert flight.score(scored(3, 2), 11.0) is Gain.TAKEN
+    assert flight.take() == [accepted(), scored(0, 3), scored(3, 2)]
+    assert flight.started_at == 11.0
+
+
+def test_the_next_worker_is_told_how_much_of_the_prompt_the_client_has() -> None:
+    flights, flight = scoring_flights()
+    flight.score(scored(0, 3), 11.0)
+    flights.leave(flight, 12.0)
+    again = flights.board(flight, "worker-2", 13.0)
+    assert (again.scored, again.resume) == (3, [])
+    flight.accept(accepted())
+    assert flight.score(scored(3, 2), 14.0) is Gain.TAKEN
+    assert flight.gain(delta(0), 15.0) is Gain.TAKEN
+
+
+def test_an_answer_before_the_whole_prompt_was_said_is_a_gap() -> None:
+    _, flight = scoring_flights()
+    flight.score(scored(0, 3), 11.0)
+    assert flight.gain(delta(0), 12.0) is Gain.GAP
+    assert flight.lacks(finished())
+    flight.score(scored(3, 2), 13.0)
+    assert flight.gain(delta(0), 14.0) is Gain.TAKEN
+    assert not flight.lacks(finished())
+
+
+def test_nothing_is_said_of_a_prompt_before_its_acceptance_or_after_the_end() -> None:
+    flight = open_flight()
+    assert flight.score(scored(0, 3), 11.0) is Gain.GAP
+    flight.end(failed())
+    assert flight.score(scored(0, 3), 11.0) is Gain.OVER
+
+
+def test_another_model_does_not_go_on_with_what_one_has_said_of_a_prompt() -> None:
+    _, flight = scoring_flights()
+    flight.identity = "one"
+    assert flight.goes_on_with("other")
+    flight.score(scored(0, 3), 11.0)
+    assert not flight.goes_on_with("other")
 
 
 # --- one flight --------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def two_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_shapes")
 def test_what_is_refused_or_fails_is_told_in_the_shape_of_the_api_that_was_asked(house: House) -> None:
     async def talk() -> None:
-        assert (await house.text(echo=True).end()).json == {"told": "unsupported_parameter"}
+        assert (await house.text(best_of=3).end()).json == {"told": "unsupported_parameter"}
         assert (await house.get(TEXT).end()).json == {"told": "method_not_allowed"}
         answer = house.text()
         house.line.say("w", failed("w", await house.arrived()))

@@ -39,7 +39,7 @@ def test_a_streamed_completion_begins_when_it_is_accepted(house: House) -> None:
 
 def test_a_bad_completion_reaches_no_worker(house: House) -> None:
     async def talk() -> None:
-        answer = await house.text(echo=True).end()
+        answer = await house.text(best_of=3).end()
         assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
 
     run(talk())

@@ -331,3 +331,51 @@ def test_capabilities_are_found_by_trying(
     tmp_path: Path, template: str | None, capabilities: Capabilities
 ) -> None:
     assert probe(with_template(tmp_path, template)) == capabilities
+
+
+# --- token ids -----------------------------------------------------------------------------------------
+
+
+def test_token_ids_are_the_prompt_and_nothing_is_added() -> None:
+    prepared = prepare(messages=None, tokens=[5, 1985, 0])
+    assert prepared.tokens == (5, 1985, 0)
+    assert (prepared.echo, prepared.echo_text, prepared.boundaries) == (False, "", ())
+
+
+def test_a_token_that_the_model_has_not_is_named_with_its_place() -> None:
+    error = refused(messages=None, tokens=[5, 2047, 2048], source="prompt[3]")
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt[3][2]")
+    assert "2048" in error.message
+    assert "0 to 2047" in error.message
+    assert refused(messages=None, tokens=[-1 % 2**31]).param == "prompt[0]"
+
+
+def test_no_token_ids_are_refused() -> None:
+    error = refused(messages=None, tokens=[])
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+def test_token_ids_beyond_the_context_are_refused_as_a_text_is() -> None:
+    error = refused(messages=None, tokens=[5] * 100, source="prompt[1]")
+    assert (error.code, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt[1]")
+    assert prepare(messages=None, tokens=[5] * 99).max_tokens == 1
+
+
+def test_an_echo_alone_may_fill_the_whole_context() -> None:
+    prepared = prepare(messages=None, tokens=[5] * 100, echo=True, max_tokens=0)
+    assert (prepared.max_tokens, prepared.echo) == (0, True)
+    error = refused(messages=None, tokens=[5] * 101, echo=True, max_tokens=0)
+    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert refused(messages=None, tokens=[5], max_tokens=0).param == "max_tokens"
+
+
+def test_what_token_ids_read_is_said_with_the_names_of_special_tokens() -> None:
+    text = "<|im_start|>Turntable 駅 🚂"
+    ids = tokenizer().encode(text, add_special_tokens=False)
+    assert prepare(messages=None, tokens=ids, echo=True).echo_text == text
+    assert prepare(messages=None, tokens=[*ids, 2040], echo=True).echo_text == text
+    assert prepare(messages=None, prompt=text, echo=True).echo_text == ""
+
+
+def test_an_echo_says_how_much_its_client_has() -> None:
+    assert prepare(messages=None, tokens=[5, 6, 7], echo=True, scored=2).scored == 2

@@ -9,9 +9,9 @@ temperature 1, and only then the temperature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -26,7 +26,7 @@ from worker.engine.sampling.distribution import (
 )
 from worker.engine.sampling.forcing import Forced, ThoughtGuard
 from worker.engine.sampling.penalties import Bias, Counts, Penalties, is_penalized
-from worker.engine.sampling.ranking import leading, normalizer
+from worker.engine.sampling.report import Report
 
 TEMPERATURE_MIN = 1e-5
 """Below it the most likely token is drawn: dividing by less leaves nothing else, or overflows."""
@@ -72,11 +72,13 @@ class Sampled:
     """[rows] uint32."""
     arrays: list[mx.array]
     """All else that is to be evaluated with the step."""
-    reports: list[_Report] = field(default_factory=list)
+    report: Report | None = None
+    reported: Sequence[int] = ()
+    """The rows that the report is about, by their index in the batch."""
 
     def likelihoods(self) -> dict[int, Likelihood]:
         """Of the rows that ask for them, by the row's index in the batch. Waits for the step."""
-        return {row: likelihood for report in self.reports for row, likelihood in report.read()}
+        return dict(zip(self.reported, self.report.read(), strict=True)) if self.report else {}
 
 
 class Sampler:
@@ -107,8 +109,10 @@ class Sampler:
             tokens = tokens[self._places]
         tokens = self._with_forced(tokens, positions, fed)
         counts = [group.count(tokens) for group in self._groups if group.penalties]
-        reports = [self._report(logits, tokens)] if self._reported else []
-        return Sampled(tokens, [*counts, *(array for report in reports for array in report.arrays)], reports)
+        if not self._reported:
+            return Sampled(tokens, counts)
+        report = self._report(logits, tokens)
+        return Sampled(tokens, [*counts, *report.arrays], report, self._reported)
 
     def release(self) -> None:
         """The rows take back what they have lent. To be called before another sampler is built of them."""
@@ -131,38 +135,12 @@ class Sampler:
             is_forced = is_forced & ~is_spared
         return mx.where(is_forced, chosen, tokens)
 
-    def _report(self, logits: mx.array, tokens: mx.array) -> _Report:
+    def _report(self, logits: mx.array, tokens: mx.array) -> Report:
         asked = [cast(int, self._rows[index].draw.logprobs) for index in self._reported]
         if len(asked) < len(self._rows):
             chosen = mx.array(self._reported, mx.uint32)
             logits, tokens = logits[chosen], tokens[chosen]
-        logits = logits.astype(mx.float32)
-        total = normalizer(logits)
-        arrays = [mx.take_along_axis(logits, tokens[:, None], axis=-1) - total]
-        if width := max(asked):
-            top, values = leading(logits, width)
-            arrays += [top, values - total]
-        return _Report(self._reported, asked, arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """The likelihoods of some rows of a batch. `asked`: how many tokens beside the drawn one each is to have.
-
-    `arrays`: of the drawn tokens [rows, 1], and if any row asks for more the likeliest tokens and theirs
-    [rows, most asked].
-    """
-
-    members: list[int]
-    asked: list[int]
-    arrays: list[mx.array]
-
-    def read(self) -> Iterator[tuple[int, Likelihood]]:
-        drawn, *top = [cast("list[list[Any]]", array.tolist()) for array in self.arrays]
-        tokens, values = top or ([[]] * len(drawn),) * 2
-        for place, (row, count) in enumerate(zip(self.members, self.asked, strict=True)):
-            pairs = zip(tokens[place][:count], values[place][:count], strict=True)
-            yield row, Likelihood(drawn[place][0], tuple(pairs))
+        return Report.of(logits, tokens, asked)
 
 
 class _Needs(NamedTuple):

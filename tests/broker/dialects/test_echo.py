@@ -1,0 +1,108 @@
+"""A prompt said back: its text letter by letter, its tokens at their places in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects.echo import Echo
+from protocol.messages import Accepted, Scored
+from protocol.parts import PromptToken
+
+
+def accepted(tokens: int, prompt: str = "") -> Accepted:
+    return Accepted(incarnation="w", id="x", prompt_tokens=tokens, prompt=prompt)
+
+
+def scored(first: int, pieces: Sequence[bytes]) -> Scored:
+    tokens = [
+        PromptToken(bytes=piece, logprob=None if first + index == 0 else -1.0)
+        for index, piece in enumerate(pieces)
+    ]
+    return Scored(incarnation="w", id="x", first=first, tokens=tokens)
+
+
+def offsets(text: str | None, pieces: Sequence[bytes], *, said: str = "") -> list[int]:
+    """The places of all tokens, told in one part."""
+    echo = Echo(text, scored=True)
+    echo.hear(accepted(len(pieces), said))
+    echo.hear(scored(0, pieces))
+    given_out, lists = echo.take()
+    assert given_out == (said if text is None else text)
+    assert lists is not None
+    return list(lists["text_offset"])
+
+
+def test_a_text_is_said_as_it_was_sent_once() -> None:
+    echo = Echo("Once upon", scored=False)
+    echo.hear(accepted(2))
+    assert echo.take() == ("Once upon", None)
+    assert echo.take() == ("", None)
+
+
+def test_what_tokens_read_is_what_the_worker_says() -> None:
+    echo = Echo(None, scored=False)
+    echo.hear(accepted(2, "<s>駅"))
+    assert echo.characters == 4
+    assert echo.take() == ("<s>駅", None)
+
+
+def test_the_first_token_follows_nothing() -> None:
+    echo = Echo("ab", scored=True)
+    echo.hear(accepted(2))
+    assert echo.take() == ("", None)
+    echo.hear(scored(0, [b"a", b"b"]))
+    assert echo.take() == (
+        "ab",
+        {
+            "tokens": ["a", "b"],
+            "token_logprobs": [None, -1.0],
+            "top_logprobs": [None, {"b": -1.0}],
+            "text_offset": [0, 1],
+        },
+    )
+
+
+def test_a_beginning_that_the_tokenizer_adds_takes_no_room() -> None:
+    assert offsets("Once more", [b"<s>", b" Once", b" more"]) == [0, 0, 4]
+    assert offsets(" Once", [b"<s>", b" Once"]) == [0, 0]
+
+
+def test_a_special_token_that_was_sent_takes_its_room() -> None:
+    assert offsets(None, [b"<s>", b"Once"], said="<s>Once") == [0, 3]
+
+
+def test_letters_that_the_tokenizer_writes_otherwise_put_nothing_after_them_out_of_place() -> None:
+    decomposed = "e\u0301tude and"
+    assert offsets(decomposed, ["é".encode(), b"tude", b" and"]) == [0, 2, 6]
+
+
+def test_the_parts_of_a_character_have_its_place() -> None:
+    station = "駅".encode()
+    assert offsets("a駅b", [b"a", station[:1], station[1:], b"b"]) == [0, 1, 1, 2]
+
+
+@given(st.text(min_size=1), st.data())
+def test_joined_pieces_are_the_prompt_however_it_is_cut(text: str, data: Any) -> None:
+    raw = text.encode(errors="replace")
+    text = raw.decode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw)), max_size=12)) | {len(raw)})
+    pieces = [raw[first:last] for first, last in itertools.pairwise([0, *cuts])]
+    echo = Echo(text, scored=True)
+    echo.hear(accepted(len(pieces)))
+    said, places = "", []
+    parts = sorted(data.draw(st.sets(st.integers(0, len(pieces)))) | {0, len(pieces)})
+    for first, last in itertools.pairwise(parts):
+        echo.hear(scored(first, pieces[first:last]))
+        more, lists = echo.take()
+        said += more
+        places += lists["text_offset"] if lists else []
+    assert said == text
+    assert len(places) == len(pieces)
+    # A token's place is that of the character which its first byte belongs to, or begins.
+    begins = [len(raw[:at].decode(errors="ignore")) for at in [0, *cuts[:-1]]]
+    assert places == begins

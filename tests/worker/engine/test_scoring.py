@@ -1,0 +1,126 @@
+"""How likely a prompt's tokens are, against one forward pass of upstream's model over all of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.utils import load_model
+
+from tests.models.fixtures import model_folder
+from worker.contract import Draw, Likelihood, Targets
+from worker.engine import scoring
+from worker.engine.engine import BatchEngine
+
+MODELS = ("dense", "hybrid", "sliding")
+TOLERANCE = 1e-4
+
+
+@cache
+def network(name: str) -> nn.Module:
+    return load_model(model_folder(name))[0]
+
+
+def prompt_of(seed: int, length: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(2000) for _ in range(length))
+
+
+def whole(name: str, tokens: Sequence[int]) -> mx.array:
+    """Log-probabilities [positions, vocabulary] of one pass."""
+    logits = network(name)(mx.array([list(tokens)]))[0].astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def check(name: str, tokens: Sequence[int], found: Sequence[Likelihood], top: int, first: int = 1) -> None:
+    """`found`: of the tokens from number `first` on."""
+    expected = whole(name, tokens)
+    assert len(found) == len(tokens) - first
+    for position, likelihood in enumerate(found, start=first):
+        row = expected[position - 1]
+        assert likelihood.logprob == pytest.approx(row[tokens[position]].item(), abs=TOLERANCE)
+        assert len(likelihood.top) == top
+        best = mx.sort(row)[::-1][:top].tolist()
+        assert [each for _, each in likelihood.top] == pytest.approx(best, abs=TOLERANCE)
+        for token, each in likelihood.top:
+            assert each == pytest.approx(row[token].item(), abs=TOLERANCE)
+
+
+def scored(engine: BatchEngine, row: str, prompt: Sequence[int], chunk: int, top: int) -> list[Likelihood]:
+    found: list[Likelihood] = []
+    for first in range(0, len(prompt) - 1, chunk):
+        last = min(first + chunk, len(prompt) - 1)
+        asked = Targets(tuple(prompt[first + 1 : last + 1]), top)
+        found += engine.prefill({row: prompt[first:last]}, {row: asked})[row]
+    return found
+
+
+def answered(engine: BatchEngine, row: str, prompt: Sequence[int], count: int) -> list[int]:
+    engine.start(row, prompt, len(prompt), Draw())
+    steps = [engine.step() for _ in range(count + 1)]
+    engine.drop(row)
+    return [step.tokens[row] for step in steps if row in step.tokens]
+
+
+@pytest.mark.parametrize("piece", [2**24, 7 * 2048], ids=["one piece", "pieces of seven"])
+@pytest.mark.parametrize("chunk", [1000, 33])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
+    name: str, chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "LOGITS_MAX", piece)
+    prompt = prompt_of(1, 100)
+    engine = BatchEngine(network(name))
+    check(name, prompt, scored(engine, "a", prompt, chunk, top=5), top=5)
+    plain = BatchEngine(network(name))
+    plain.prefill({"a": prompt[:-1]})
+    assert answered(engine, "a", prompt, 12) == answered(plain, "a", prompt, 12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
+    prompts = {row: prompt_of(seed, 20 + seed) for seed, row in enumerate("abcd", start=1)}
+    engine, plain = BatchEngine(network(name)), BatchEngine(network(name))
+    targets = {"b": Targets(prompts["b"][1:], 0), "d": Targets(prompts["d"][1:], 2)}
+    found = engine.prefill({row: prompt[:-1] for row, prompt in prompts.items()}, targets)
+    assert found.keys() == {"b", "d"}
+    check(name, prompts["b"], found["b"], top=0)
+    check(name, prompts["d"], found["d"], top=2)
+    assert plain.prefill({row: prompt[:-1] for row, prompt in prompts.items()}) == {}
+    for row, prompt in prompts.items():
+        assert answered(engine, row, prompt, 8) == answered(plain, row, prompt, 8)
+
+
+@pytest.mark.parametrize("first", [2, 31, 60])
+def test_only_the_end_of_a_chunk_may_be_asked_for(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "LOGITS_MAX", 10 * 2048)
+    prompt = prompt_of(3, 61)
+    engine = BatchEngine(network("dense"))
+    found = engine.prefill({"a": prompt[:-1]}, {"a": Targets(prompt[first:], 1)})["a"]
+    check("dense", prompt, found, top=1, first=first)
+
+
+def test_the_logits_of_a_long_chunk_are_never_all_there() -> None:
+    class Wide(nn.Module):
+        """A vocabulary so large that the logits of all positions would be 512 MB."""
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.layers = inner.layers
+
+        def __call__(self, tokens: mx.array, cache: object = None) -> mx.array:
+            return mx.tile(self.inner(tokens, cache=cache), (1, 1, 64))
+
+    prompt = prompt_of(4, 1025)
+    engine = BatchEngine(Wide(network("dense")))
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    found = engine.prefill({"a": prompt[:-1]}, {"a": Targets(prompt[1:], 5)})["a"]
+    assert len(found) == 1024
+    assert mx.get_peak_memory() - before < 400 * 2**20
