@@ -185,12 +185,13 @@ class Siege:
         for worker in status["workers"]:
             found.update({name: worker[name] for name in ("running", "waiting", "cache_bytes")})
             found["rows"] += len(worker["rows"])
-        if len(status["workers"]) != 1:
-            found["workers beside one"] = len(status["workers"]) - 1
+        found["workers more or fewer than one"] = abs(len(status["workers"]) - 1)
         if not +found:
             await self._pool.ask(get("/v1/cache", "DELETE"))
-            [cache] = (await self._pool.ask(get("/v1/cache"))).document["data"]
-            found.update({name: cache[name] for name in ("ram_bytes", "blocks", "snapshots")})
+            caches = (await self._pool.ask(get("/v1/cache"))).document["data"]
+            found["caches more or fewer than one"] = abs(len(caches) - 1)
+            for cache in caches:
+                found.update({name: cache[name] for name in ("ram_bytes", "blocks", "snapshots")})
         return dict(+found)
 
     def _compare(self, process: Process, before: Traces) -> None:

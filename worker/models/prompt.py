@@ -5,21 +5,20 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Sampling
 from worker.contract import Draw, Prepared, ThoughtLimit, too_long
 from worker.models.boundaries import Messages, Prompt, find_boundaries
+from worker.models.draw import draw_of
 from worker.models.format import closing_of, opening_of
 from worker.models.infill import infilling_of
 from worker.models.template import (
@@ -42,35 +41,6 @@ class PromptRules:
     vocabulary: int
     defaults: Draw
     by_memory: bool = False
-
-
-class _GenerationConfig(msgspec.Struct):
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-def read_defaults(folder: Path) -> Draw:
-    """How the model's makers sample it. Raises `ValueError` for a generation_config.json that is none."""
-    file = folder / "generation_config.json"
-    config = (
-        msgspec.json.decode(file.read_bytes(), type=_GenerationConfig)
-        if file.is_file()
-        else _GenerationConfig()
-    )
-    penalty = config.repetition_penalty or 1.0
-    if config.do_sample is False:
-        return Draw(repetition_penalty=penalty)
-    return Draw(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_p=1.0 if config.top_p is None else config.top_p,
-        top_k=config.top_k or 0,
-        min_p=config.min_p or 0.0,
-        repetition_penalty=penalty,
-    )
 
 
 def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
@@ -108,11 +78,12 @@ class TextPreparer:
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
         opening = self._opening(conversation, text)
+        thoughts = self._thoughts(request, opening)
         return Prepared(
             id=request.id,
             tokens=tuple(tokens),
             source=source,
-            draw=self._draw(request.sampling, self._thoughts(request, opening)),
+            draw=draw_of(request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
             end_tokens=self._end_tokens(request),
@@ -253,35 +224,6 @@ class TextPreparer:
                 f"The model's chat template does not take these messages: {error}",
                 param="messages",
             ) from error
-
-    def _draw(self, sampling: Sampling, thoughts: ThoughtLimit | None) -> Draw:
-        defaults = self._rules.defaults
-        top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
-        penalty = sampling.repetition_penalty
-        return Draw(
-            seed=sampling.seed,
-            temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
-            top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
-            top_k=top_k if 0 < top_k < self._rules.vocabulary else 0,
-            min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
-            repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            logit_bias=self._logit_bias(sampling.logit_bias),
-            logprobs=sampling.logprobs,
-            thoughts=thoughts,
-        )
-
-    def _logit_bias(self, biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-        last = self._rules.vocabulary - 1
-        for token in biases:
-            if not 0 <= token <= last:
-                raise RequestError(
-                    Code.INVALID_REQUEST,
-                    f"logit_bias names token {token}, and this model's tokens are 0 to {last}.",
-                    param="logit_bias",
-                )
-        return tuple(sorted((token, bias) for token, bias in biases.items() if bias))
 
     def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
         room = self._rules.context_length - prompt_tokens

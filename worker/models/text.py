@@ -12,8 +12,9 @@ from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
+from worker.models.draw import read_defaults
 from worker.models.format import Format
-from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, read_defaults
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.template import probe
 from worker.output.channels import ChannelPipeline
 from worker.output.text import TextPipeline, Vocabulary

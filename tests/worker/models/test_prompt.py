@@ -18,7 +18,8 @@ from protocol.messages import Generate
 from protocol.parts import Capabilities, Media, Sampling
 from tests.models.fixtures import model_folder
 from worker.contract import Draw, Prepared
-from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer, read_defaults
+from worker.models.draw import read_defaults
+from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.template import probe
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=Draw(temperature=1.0))
