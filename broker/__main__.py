@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from broker.app import create_app
 from broker.config import GatewaySettings
 from broker.dispatch.admission import Admission
-from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.http.auth import Keyring, KeysError
 from broker.http.limits import Shares
@@ -47,10 +47,12 @@ def build(configured: GatewaySettings, keyring: Keyring) -> tuple[Gateway, ASGIA
         ),
         send=link.send,
         clock=time.monotonic,
-        failover_timeout_s=configured.failover_timeout_s,
-        load_timeout_s=configured.load_timeout_s,
-        hung_timeout_s=configured.hung_timeout_s,
-        unload_after_s=configured.unload_after_s,
+        timeouts=Timeouts(
+            failover_s=configured.failover_timeout_s,
+            load_s=configured.load_timeout_s,
+            hung_s=configured.hung_timeout_s,
+            unload_after_s=configured.unload_after_s,
+        ),
         kill=link.kill if endpoint.startswith("ipc:") else None,
         tell=foreman.tell if foreman else None,
     )

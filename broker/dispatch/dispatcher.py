@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from broker.dispatch.admission import Admission
 from broker.dispatch.catalogue import Catalogue, Tell
@@ -48,6 +49,17 @@ Kill = Callable[[str, int], bool]
 it has named a process that is not its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds that are waited: for another worker when one was lost, for a model that is loaded, for a worker
+    that hangs before it is killed; and without a request before a model is unloaded, None: for ever."""
+
+    failover_s: float = 120.0
+    load_s: float = 300.0
+    hung_s: float = 15.0
+    unload_after_s: float | None = None
+
+
 class Dispatcher:
     """The gateway's state. One per process, used on the event loop only."""
 
@@ -59,13 +71,11 @@ class Dispatcher:
         admission: Admission,
         send: Send,
         clock: Callable[[], float],
-        failover_timeout_s: float = 120.0,
-        load_timeout_s: float = 300.0,
-        hung_timeout_s: float = 15.0,
-        unload_after_s: float | None = None,
+        timeouts: Timeouts | None = None,
         kill: Kill | None = None,
         tell: Tell | None = None,
     ) -> None:
+        self._timeouts = timeouts = timeouts or Timeouts()
         self.incarnation = incarnation
         self.fleet = fleet
         self.flights = Flights()
@@ -75,9 +85,10 @@ class Dispatcher:
             flights=self.flights,
             send=send,
             clock=clock,
-            timeout_s=failover_timeout_s,
-            load_timeout_s=load_timeout_s,
+            timeout_s=timeouts.failover_s,
+            load_timeout_s=timeouts.load_s,
         )
+        unload_after_s = timeouts.unload_after_s
         self.catalogue = Catalogue(fleet, self.flights, clock, unload_after_s=unload_after_s, tell=tell)
         self.admission = admission
         self.dropped: Counter[str] = Counter()
@@ -94,7 +105,6 @@ class Dispatcher:
         self._clearings = Clearings()
         self._send = send
         self._clock = clock
-        self._hung_timeout_s = hung_timeout_s
         self._kill = kill
 
     # --- what clients want ---
@@ -288,7 +298,7 @@ class Dispatcher:
                 self.failover.cancel(flight)
             self._ground(worker, f"is {verdict.value}", died=True)
         if self._kill is not None:
-            for worker in self.fleet.hung(now, self._hung_timeout_s):
+            for worker in self.fleet.hung(now, self._timeouts.hung_s):
                 killed = self._kill(worker.incarnation, worker.pid)
                 how = "is killed" if killed else "is left alone: it is not known to be that process"
                 log.error("worker for %s (pid %d) hangs, and %s", worker.model, worker.pid, how)

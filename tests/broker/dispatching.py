@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from broker.dispatch.admission import Admission
-from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.flights import Flight
 from protocol.messages import (
@@ -60,8 +60,7 @@ class Line:
             admission=Admission(clock=self.clock, waiting_max=waiting_max),
             send=self.send,
             clock=self.clock,
-            failover_timeout_s=FAILOVER_S,
-            hung_timeout_s=HUNG_S,
+            timeouts=Timeouts(failover_s=FAILOVER_S, hung_s=HUNG_S),
             kill=self.kill,
             tell=self.told.append,
         )
