@@ -54,6 +54,7 @@ def in_process(folder: Path) -> Iterator[InProcess]:
 
 def _answer(model: Any, preparer: Any, question: dict[str, Any]) -> Work:
     from bench.ours import Ours
+    from protocol.conversation import pack
     from protocol.messages import Generate
     from protocol.parts import Sampling
 
@@ -63,7 +64,7 @@ def _answer(model: Any, preparer: Any, question: dict[str, Any]) -> Work:
             incarnation="bench",
             id=str(number),
             sampling=Sampling(seed=question["seed"] or 0, temperature=0.0),
-            messages=[{"role": "user", "content": text}],
+            messages=pack([{"role": "user", "content": text}]),
             max_tokens=question["max_tokens"],
             ignore_eos=True,
         )

@@ -182,10 +182,10 @@ class Flight:
             return Gain.OVER
         if delta.sequence != leg.deltas:
             return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
-        if not self.is_scored:
+        if self.request.echo and not self.is_scored:
             return Gain.GAP
         # A delta without a token is none that a worker sends, and must not be free.
-        if max(len(self.tokens) + len(delta.tokens), leg.deltas + 1) > self.tokens_max:
+        if leg.deltas >= self.tokens_max or len(self.tokens) + len(delta.tokens) > self.tokens_max:
             return Gain.BEYOND
         if len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
