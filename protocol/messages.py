@@ -13,9 +13,11 @@ import secrets
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocol.parts import (
+    Calling,
     Capabilities,
     Count,
     Delta,
+    Form,
     Id,
     Media,
     Name,
@@ -74,7 +76,10 @@ class Generate(Message, frozen=True):
 
     `echo`: the client is told its prompt: `Accepted` has the text of one that came as `tokens`, and where
     log-probabilities are asked for, `Scored` has those of the prompt; `scored` of its tokens the client has.
-    Then `max_tokens` may be 0."""
+    Then `max_tokens` may be 0.
+
+    `form`: what the content must be; None: whatever it likes to be. `calling`: how `tools`
+    may be called; None: freely."""
 
     id: Id
     sampling: Sampling
@@ -97,6 +102,8 @@ class Generate(Message, frozen=True):
     source: Name = ""
     echo: bool = False
     scored: Count = 0
+    form: Form | None = None
+    calling: Calling | None = None
 
 
 class Cancel(Message, frozen=True):
@@ -196,7 +203,8 @@ class Events(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Terminal. `reason` is `stop` or `length`."""
+    """Terminal. `reason` is `stop`, `length`, or `tool_calls`: the answer has come to its own end, and has at
+    least one whole call."""
 
     id: Id
     reason: str

@@ -67,6 +67,37 @@ class PromptToken(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     top: list[tuple[Bytes, float]] = []
 
 
+class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer's content must be. `kind` says what `text` is: `json_schema`, `regex`, `lark` (a
+    grammar), `choice` (a JSON array of strings), or `json_object`, where it is empty. `param`: what the
+    client calls it, for errors."""
+
+    kind: Name
+    text: str = ""
+    param: Name = ""
+
+
+class Calling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request's tools are called. `required`: the answer is calls, and nothing else; `name`: of this
+    tool. `single`: the answer ends with its first call. `strict`: the tools whose arguments must be what
+    their schema says; in a required call those of any tool must."""
+
+    required: bool = False
+    name: Name = ""
+    single: bool = False
+    strict: list[Name] = []
+
+
+class CallDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """How one call of a tool grows. `index` counts an answer's calls from 0. `id` and `name` come once,
+    first; `arguments`, joined, are one JSON object, unfinished where the model has left them so."""
+
+    index: Count
+    id: Id = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one request gained in one step: the growth of each of its answer's channels.
 
@@ -83,6 +114,8 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One for each of `tokens`, if the request asks for them; none for a token of a thought or a marker, and
     of one that ends the answer only if the request asks for those of its prompt as well."""
     reasoning: str = ""
+    calls: list[CallDelta] = []
+    """In order. Content may come between two calls; within one delta `text` stands before `calls`."""
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Capabilities
+from protocol.parts import CallDelta, Capabilities
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -44,6 +44,27 @@ class ThoughtLimit:
     is_open: bool
 
 
+class Guide(Protocol):
+    """Which tokens may come next in one answer: a function of its tokens alone.
+
+    Used by one thread at a time, not always the same one.
+    """
+
+    def saw(self, token: int) -> None:
+        """The next token of the answer, drawn or forced. One that may not have come frees all that follow."""
+
+    def fill(self, mask: memoryview) -> bool:
+        """Say what may follow: bit t % 32 of word t // 32 of `mask`, uint32, is set where token t may. False:
+        anything may, and nothing was written. Some token always may. Releases the GIL where it takes long."""
+
+
+class Grammar(Protocol):
+    """What one request's answer is held to, compiled. Shared between threads, and never changed."""
+
+    def open(self, answered: Sequence[int]) -> Guide:
+        """For an answer that has got so far. Cheap but for what is answered already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How one request's tokens are drawn, every choice made. Temperature 0 is greedy.
@@ -53,7 +74,8 @@ class Draw:
     below zero, multiplies) the logits of tokens that the prompt or the answer has; `presence_penalty` and
     `frequency_penalty` are subtracted for tokens of the answer, once or once for each occurrence. The answer
     begins with the tokens of `forced`. `logprobs`: how many of the most likely tokens to report beside the
-    drawn one; None: report nothing. `thoughts`: how long each may be; None: as long as it likes.
+    drawn one; None: report nothing. `thoughts`: how long each may be; None: as long as it likes. `grammar`:
+    what the answer is held to, forced tokens excepted; None: nothing.
     """
 
     seed: int = 0
@@ -68,6 +90,7 @@ class Draw:
     forced: tuple[int, ...] = ()
     logprobs: int | None = None
     thoughts: ThoughtLimit | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +105,8 @@ class Prepared:
     another worker has answered. `source`: the parameter that the prompt came in, for errors. `opening`: the
     state of the model's format in which its answer begins; None: it is raw text. `echo`: the client is told
     its prompt, and where log-probabilities are asked for, those of the prompt's tokens, of which it has
-    `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it.
+    `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it. `tools`: what the
+    answer may call, each name with the JSON schema of its arguments. `single_call`: it ends with its first.
     """
 
     id: str
@@ -102,6 +126,8 @@ class Prepared:
     echo: bool = False
     scored: int = 0
     echo_text: str = ""
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    single_call: bool = False
 
 
 class Preparer(Protocol):
@@ -123,24 +149,28 @@ def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) 
 
 
 class Growth(NamedTuple):
-    """What an answer's channels gain. `is_content`: the token is none of a thought or a marker."""
+    """What an answer's channels gain. `is_content`: the token is none of a thought, a call or a marker."""
 
     text: str = ""
     reasoning: str = ""
     is_content: bool = True
+    calls: tuple[CallDelta, ...] = ()
 
     def then(self, later: Growth) -> Growth:
         """Both, in order; what the token is, the first says."""
-        return Growth(self.text + later.text, self.reasoning + later.reasoning, self.is_content)
+        text, reasoning = self.text + later.text, self.reasoning + later.reasoning
+        return Growth(text, reasoning, self.is_content, self.calls + later.calls)
 
 
 class Pipeline(Protocol):
     """One request's way from tokens to the channels of its answer: a function of the tokens alone."""
 
     stopped: bool
-    """A stop string was met: the text before it has been given out, nothing more will be."""
+    """A stop string was met, or the one call was whole that there may be: nothing more will be given out."""
     reasoning_tokens: int
     """How many of the tokens pushed are thoughts."""
+    has_called: bool
+    """A tool was called, and the call is whole."""
 
     def push(self, token: int) -> Growth:
         """What this token completes: whole characters, nothing that may yet be a marker or a stop string."""

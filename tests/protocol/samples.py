@@ -36,8 +36,11 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.parts import (
+    CallDelta,
+    Calling,
     Capabilities,
     Delta,
+    Form,
     Likelihood,
     Media,
     PrefixStatus,
@@ -100,6 +103,8 @@ FULL: list[Message] = [
         source="prompt[1]",
         echo=True,
         scored=1024,
+        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
@@ -171,6 +176,10 @@ FULL: list[Message] = [
                 text="駅",
                 likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
                 reasoning="次は…",
+                calls=[
+                    CallDelta(index=0, id="call_0f", name="switch", arguments='{"to":'),
+                    CallDelta(index=1, arguments='"駅"}'),
+                ],
             ),
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
@@ -402,6 +411,64 @@ BEFORE_CHANNELS: list[Message] = [
 ]
 """As `FULL` before thoughts were told apart from content, and prompts were said back."""
 
+BEFORE_CALLS: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
+        prompt="raw",
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+        thinking_budget=1024,
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
+    ),
+    Events(
+        incarnation=WORKER,
+        deltas=[
+            Delta(
+                id="chatcmpl-1",
+                sequence=0,
+                tokens=[151643],
+                text="駅",
+                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+                reasoning="次は…",
+            ),
+            Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
+        ],
+    ),
+]
+"""As `FULL` before calls of tools were told apart from content, and answers were held to a form."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -411,6 +478,7 @@ KINDS = {
     "before_budgets": BEFORE_BUDGETS,
     "before_swaps": BEFORE_SWAPS,
     "before_channels": BEFORE_CHANNELS,
+    "before_calls": BEFORE_CALLS,
 }
 
 

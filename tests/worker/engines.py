@@ -229,6 +229,7 @@ class ScriptedPipeline:
     bad: int | None = None
     stopped: bool = False
     reasoning_tokens: int = 0
+    has_called: bool = False
     _kept: str = ""
 
     def push(self, token: int) -> Growth:

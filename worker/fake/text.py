@@ -87,6 +87,7 @@ class FakePipeline:
     think: int = 0
     stopped: bool = False
     reasoning_tokens: int = 0
+    has_called: bool = False
 
     def push(self, token: int) -> Growth:
         if self.reasoning_tokens == self.think:

@@ -57,6 +57,7 @@ class ChannelPipeline:
         """`signs`: of the special tokens that belong to markers. `stop`: what ends the content."""
         self.stopped = False
         self.reasoning_tokens = 0
+        self.has_called = False
         self._vocabulary = vocabulary
         self._machine = machine
         self._signs = signs

@@ -209,6 +209,7 @@ class TextPipeline:
     """`contract.Pipeline` of raw text: all of it is content."""
 
     reasoning_tokens = 0
+    has_called = False
 
     def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
         """`stop`: the request's stop strings."""

@@ -44,6 +44,7 @@ class Answer:
             text=growth.text,
             reasoning=growth.reasoning,
             likelihoods=reported,
+            calls=list(growth.calls),
         )
         self.sequence += 1
         return delta, reason
@@ -51,13 +52,16 @@ class Answer:
     def _advance(self, token: int, count: int, *, fits: bool) -> tuple[Growth, str | None]:
         request, pipeline = self.row.request, self.pipeline
         if token in request.end_tokens:
-            return pipeline.flush(), "stop"
+            return pipeline.flush(), self._own_end()
         growth = pipeline.push(token)
         if pipeline.stopped:
-            return growth, "stop"
+            return growth, self._own_end()
         if count >= request.max_tokens or not fits:
             return growth.then(pipeline.flush()), "length"
         return growth, None
+
+    def _own_end(self) -> str:
+        return "tool_calls" if self.pipeline.has_called else "stop"
 
     def _spell(self, token: int, likelihood: Likelihood) -> parts.Likelihood:
         spell = self.pipeline.spell
