@@ -46,7 +46,7 @@ class Held:
         for token in unseen:
             self._guide.saw(token)
         words = np.zeros(-(-vocabulary // _WORD_BITS), np.uint32)
-        if not self._guide.fill(memoryview(words)):
+        if not self._guide.fill(words.data):
             return None
         # Words are little-endian wherever MLX runs.
         bits = np.unpackbits(words.view(np.uint8), count=vocabulary, bitorder="little")
