@@ -71,7 +71,7 @@ class RuleGrammar:
     """`contract.Grammar`. `opened`: its guides, and with how many tokens each has begun."""
 
     seed: int
-    opened: list[tuple[int, RuleGuide]] = field(default_factory=list, compare=False)
+    opened: list[tuple[int, RuleGuide]] = field(default_factory=list, compare=False, repr=False)
 
     def open(self, answered: Sequence[int]) -> RuleGuide:
         guide = RuleGuide(self.seed, list(answered), [])
