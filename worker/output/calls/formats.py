@@ -92,7 +92,7 @@ def _read_objects(writer: CallWriter, end: str) -> Steps[None]:
 READERS: Mapping[str, Reader] = {
     "<tool_call>": partial(_read_any, tags=ARG_KEY, openings=_FUNCTIONS),
     "<function=": partial(_read_opened, tags=FUNCTION, end=ARG_KEY.end),
-    "<function name=": partial(_read_opened, tags=PARAM, end=ARG_KEY.end),
+    "<function name=": partial(read_call, tags=PARAM),
     "<longcat_tool_call>": partial(_read_any, tags=LONGCAT, openings={}),
     "<minimax:tool_call>": partial(_read_tagged, openings=_INVOKES, end=_INVOKES_END),
     "<invoke name=": partial(_read_opened, tags=INVOKE, end=_INVOKES_END),

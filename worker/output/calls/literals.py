@@ -77,7 +77,7 @@ def transcode(text: str, dialect: Dialect) -> str | None:
     """A whole value as JSON; None: it is none of this dialect."""
     source, said = Source(Spelling({})), list[str]()
     source.feed(text)
-    source.end()
+    source.end(is_whole=True)
     try:
         for _ in _read_whole(source, dialect, said.append):
             raise AssertionError("a source that has ended is waited for")
@@ -155,19 +155,17 @@ def _read_tuple(source: Source, dialect: Dialect, emit: Emit, depth: int) -> Ste
 
 
 def _read_key(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
-    character = yield from source.peek()
     said: list[str] = []
-    if dialect.has_bare_keys and _KEY.match(character):
-        said.append(quote((yield from source.run(_KEY, ATOM_CHARACTERS_MAX))))
-    else:
+    if not dialect.has_bare_keys:
         yield from _read_scalar(source, dialect, said.append)
-    key = "".join(said)
-    if key.startswith('"'):
-        emit(key)
-    elif dialect.keeps:
-        raise BrokenError
+    elif (yield from source.skip(dialect.delimiter)):
+        yield from _read_delimited(source, dialect.delimiter, said.append)
     else:
-        emit(quote(key))
+        said.append((yield from source.run(_KEY, ATOM_CHARACTERS_MAX)))
+    key = "".join(said)
+    if not key or (dialect.keeps and not key.startswith('"')):
+        raise BrokenError
+    emit(key if key.startswith('"') else quote(key))
     yield from _read_spaces(source, dialect, emit)
     yield from source.expect(":")
     emit(":" if dialect.keeps else ": ")

@@ -13,7 +13,8 @@ UNDECIDED_CHARACTERS_MAX = 8192
 NAME_CHARACTERS_MAX = 1024
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
-_KEYS_BEFORE_NAME = ("type", "id")
+_KEYS_BESIDE = ("type", "id")
+"""What else may be said of a call. With any other key it might be called without what it needs."""
 
 
 class _Held:
@@ -101,7 +102,7 @@ class _Object:
             yield from self._read_name()
         elif key in _ARGUMENTS and not self._has_arguments and (self._name or not self._is_bare):
             yield from self._read_arguments()
-        elif not self._is_bare or key in _KEYS_BEFORE_NAME:
+        elif key in _KEYS_BESIDE:
             yield from read_value(self._writer.source, JSON, _Held().add)
         else:
             raise BrokenError

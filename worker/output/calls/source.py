@@ -69,6 +69,7 @@ class Source:
         self._at = 0
         self._taken = 0
         self._has_ended = False
+        self._is_whole = False
 
     def feed(self, text: str) -> None:
         """More of it."""
@@ -76,9 +77,10 @@ class Source:
         self._at -= self._taken
         self._taken = 0
 
-    def end(self) -> None:
-        """There is no more."""
+    def end(self, *, is_whole: bool = False) -> None:
+        """There is no more. `is_whole`: nothing was cut off, so what stands at the end ends there."""
         self._has_ended = True
+        self._is_whole = is_whole
 
     def take(self, *, but: int = 0) -> None:
         """What was read is given out for good, but for so many characters."""
@@ -124,9 +126,11 @@ class Source:
                     self._at += len(form)
                     return True
             rest = self._text[self._at : self._at + len(literal)]
-            if self._has_ended or not any(form.startswith(rest) for form in forms):
+            if not any(form.startswith(rest) for form in forms) or (self._has_ended and not rest):
                 return False
-            yield
+            if self._is_whole:
+                return False
+            yield from self.more()
 
     def expect(self, *literals: str) -> Steps[str]:
         """One of these must stand here, and is read."""
@@ -145,11 +149,13 @@ class Source:
 
     def run(self, pattern: re.Pattern[str], characters_max: int) -> Steps[str]:
         """All that fits, until something else follows."""
-        read = self.match(pattern)
+        read = ""
         while (yield from self.peek()) and (more := self.match(pattern)):
             read += more
             if len(read) > characters_max:
                 raise BrokenError
+        if self._at == len(self._text) and not self._is_whole:
+            raise BrokenError
         return read
 
     def spaces(self) -> Steps[str]:
