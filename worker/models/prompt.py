@@ -5,10 +5,11 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
@@ -97,6 +98,8 @@ class TextPreparer:
             echo=request.echo,
             scored=request.scored,
             echo_text=self._echo_text(request),
+            tools=_tools_in(conversation),
+            single_call=request.calling is not None and request.calling.single,
         )
 
     def _heeded(self, conversation: Conversation) -> Conversation:
@@ -235,6 +238,16 @@ class TextPreparer:
         if request.max_tokens < (0 if request.echo else 1):
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
+
+
+def _tools_in(conversation: Conversation) -> dict[str, Mapping[str, Any]]:
+    """What the answer may call: the schemas of its arguments, by name."""
+    functions = [tool.get("function") for tool in conversation.tools or ()]
+    return {
+        str(function.get("name")): function.get("parameters") or {}
+        for function in functions
+        if isinstance(function, Mapping) and conversation.messages is not None
+    }
 
 
 def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
