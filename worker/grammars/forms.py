@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from protocol.parts import Form
 from worker.grammars import lark, schema
@@ -35,7 +32,7 @@ def grammar_of(form: Form) -> str:
         case "choice":
             return lark.grammar("CONTENT", f"CONTENT: {_choices(form.text)}")
         case "lark":
-            return lark.HEAD + _converted(form.text)
+            return lark.HEAD + form.text
     raise FormError(f"is of a kind that is not known here: {form.kind!r}")
 
 
@@ -54,11 +51,11 @@ def _parsed(text: str) -> schema.Schema:
 
 
 def _unanchored(pattern: str) -> str:
-    """The whole content is matched anyway; llguidance knows no anchors."""
+    """The whole content is matched anyway; llguidance knows no anchors. Digits are ASCII's."""
     pattern = pattern.removeprefix("^")
     body = pattern.removesuffix("$")
     escapes = len(body) - len(body.rstrip("\\"))
-    return regex_to_lark(pattern if escapes % 2 else body, "").replace("\n", r"\n")
+    return regex_to_lark(pattern if escapes % 2 else body, "d").replace("\n", r"\n")
 
 
 def _choices(text: str) -> str:
@@ -69,12 +66,3 @@ def _choices(text: str) -> str:
     if not 0 < len(choices) <= CHOICES_MAX:
         raise FormError(f"has {len(choices)} choices, and may have 1 to {CHOICES_MAX}")
     return " | ".join(map(lark.literal, dict.fromkeys(choices)))
-
-
-def _converted(text: str) -> str:
-    if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
-        return text
-    try:
-        return str(any_to_lark(text))  # llama.cpp's notation, which clients send under the same name
-    except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
-        raise FormError(f"cannot be read as GBNF: {' '.join(str(error).split())[:200]}") from None

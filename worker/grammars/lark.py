@@ -21,7 +21,7 @@ def grammar(start: str, rules: str = "") -> str:
 
 def literal(text: str) -> str:
     """This text and no other. Lark's strings are JSON's."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def regex(pattern: str) -> str:

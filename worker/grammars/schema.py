@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +25,8 @@ MULTIPLE_MAX = 10_000
 """Digits of `multipleOf`, its point left out: as many states as that has the automaton that divides."""
 EXACT_MAX = 2**53
 """Beyond it not every integer is a float, which is what llguidance counts in."""
+BOUND_MAX = 9_200_000_000_000_000_000
+"""The widest bound of numbers that it takes is a little less than 64 bits."""
 
 WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
 """Between two parts of a JSON text, at most once: a blank or two, or a line's end and an indentation. Enough
@@ -36,6 +39,13 @@ _WRITING = {
     # No \\uXXXX: `"\\u0061"` is `"a"` once more, which would be a key twice, and a way around patterns.
     "json_allowed_escapes": 'nrbtf\\"',
 }
+# What JSON could have as \\uXXXX alone. llguidance would leave such a character out of a constant.
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_UNWRITTEN_IN_PATTERN = re.compile(
+    rf"{_UNWRITTEN.pattern}|\\[avc0]|\\(?:x|u00|[xu]{{0*)(?:0?[0-7be-f]|1[0-9a-f]|7f)(?![0-9a-f])",
+    re.IGNORECASE,
+)
+_CLASS = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]")
 _ONE = ("additionalProperties", "additionalItems", "items")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
@@ -134,26 +144,28 @@ def _check(schema: Schema) -> None:
     # Of names that are not listed each may come twice, and would be one property.
     if isinstance(fewest, int) and fewest > 1 + (len(required) if isinstance(required, list) else 0):
         raise SchemaError("has 'minProperties' above the number of required properties and one more")
-    for constant in (*_listed(schema.get("enum")), *_numbers(schema.get("const"))):
-        if isinstance(constant, int) and abs(constant) > EXACT_MAX:
-            raise SchemaError(
-                f"has in 'const' or 'enum' the number {constant}, which is not exact as a float"
-            )
+    for constant in _scalars([schema.get("enum"), schema.get("const")]):
+        _check_constant(constant)
+    for pattern in (schema.get("pattern"), *(patterns or ())):
+        if isinstance(pattern, str) and (found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern))):
+            raise SchemaError(f"has in a 'pattern' the control character {found[0]!r}")
 
 
-def _listed(values: object) -> Iterator[object]:
-    if isinstance(values, list):
-        for value in values:
-            yield from _numbers(value)
+def _check_constant(constant: object) -> None:
+    if isinstance(constant, int) and abs(constant) > EXACT_MAX:
+        raise SchemaError(f"has in 'const' or 'enum' the number {constant}, which no float is exactly")
+    if isinstance(constant, str) and (found := _UNWRITTEN.search(constant)):
+        raise SchemaError(f"has in 'const' or 'enum' the control character {found[0]!r}")
 
 
-def _numbers(value: object) -> Iterator[object]:
-    if isinstance(value, dict):
-        yield from _listed([*value.values()])
-    elif isinstance(value, list):
-        yield from _listed(value)
-    elif isinstance(value, int | float):
-        yield value
+def _scalars(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, dict):
+            yield from _scalars(value.values())
+        elif isinstance(value, list):
+            yield from _scalars(value)
+        else:
+            yield value
 
 
 def _mend_numbers(schema: Schema) -> None:
@@ -167,16 +179,17 @@ def _mend_numbers(schema: Schema) -> None:
             )
     for key, inwards in _BOUNDS.items():
         bound = schema.get(key)
-        if isinstance(bound, int) and abs(bound) > EXACT_MAX:
+        if isinstance(bound, int | float) and abs(bound) > EXACT_MAX:
             schema[key] = _rounded(bound, inwards)
 
 
-def _rounded(bound: int, inwards: float) -> float:
-    """The float next to it on the side where numbers are allowed."""
-    try:
-        near = float(bound)
-    except OverflowError:
-        raise SchemaError("has a bound that is no float") from None
+def _rounded(bound: float, inwards: float) -> float:
+    """A float at it, or next to it on the side where numbers are allowed."""
+    if bound * inwards < 0:  # wide: a narrower one does for all that fits 64 bits
+        bound = max(-BOUND_MAX, min(bound, BOUND_MAX))
+    if abs(bound) > BOUND_MAX:
+        raise SchemaError(f"has a bound of {bound}, beyond which there are no numbers of 64 bits")
+    near = float(bound)
     is_outside = near < bound if inwards > 0 else near > bound
     return math.nextafter(near, inwards) if is_outside else near
 
