@@ -27,6 +27,7 @@ BOUNDARIES = {
     "broker/line/link.py",
     "worker/schedule/failures.py",
     "worker/schedule/loop.py",
+    "worker/grammars/compiler.py",
     "worker/line/pool.py",
     "worker/schedule/store.py",
     "worker/line/modelthread.py",
