@@ -133,6 +133,11 @@ def find_unknown_wishes(template: Render) -> frozenset[str]:
     return frozenset(name for name, value in wishes if not attempt(template, [_USER], options={name: value}))
 
 
+def opens_thoughts(template: Render, start: str) -> bool:
+    """Whether it begins the thought itself where one is asked for: then the model does so nowhere else."""
+    return attempt(template, [_USER], options={"enable_thinking": True}).rstrip().endswith(start)
+
+
 def behind_thoughts(template: Render, end: str) -> str:
     """What stands between the end of a thought and the answer: in the history, else where the prompt itself
     has an empty thought."""
