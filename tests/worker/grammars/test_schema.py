@@ -13,21 +13,23 @@ from worker.grammars.compiler import GrammarError
 from worker.grammars.forms import FormError, grammar_of
 from worker.grammars.schema import SchemaError, checked, parse
 
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SERVED: dict[str, Any] = {
-    "$anchor": "here", "$comment": "text", "$defs": {}, "$id": "https://example.com/a", "$ref": "#/$defs/a",
-    "$schema": "https://json-schema.org/draft/2020-12/schema", "$vocabulary": {},
-    "additionalProperties": False, "allOf": [{}], "anyOf": [{}], "const": 1, "contentEncoding": "base64", "contentMediaType": "text/plain",
-    "contentSchema": {}, "default": 1, "deprecated": True, "description": "text", "enum": [1],
-    "examples": [1], "exclusiveMaximum": 3, "exclusiveMinimum": 1, "format": "date", "items": {},
-    "maxItems": 2, "maxLength": 3, "maxProperties": 2, "maximum": 3, "minItems": 1, "minLength": 1,
-    "minProperties": 1, "minimum": 1, "multipleOf": 2, "oneOf": [{"type": "string"}, {"type": "integer"}],
-    "pattern": "a", "patternProperties": {"a": {}}, "prefixItems": [{}], "properties": {"a": {}},
-    "readOnly": True, "required": ["a"], "title": "text", "type": "object", "writeOnly": True,
+    "$anchor": "a", "$comment": "a", "$defs": {}, "$id": "https://example.com/a", "$ref": "#/$defs/a",
+    "$schema": DRAFT, "$vocabulary": {}, "additionalProperties": False, "allOf": [{}], "anyOf": [{}],
+    "const": 1, "contentEncoding": "base64", "contentMediaType": "text/plain", "contentSchema": {},
+    "default": 1, "deprecated": True, "description": "text", "enum": [1], "examples": [1],
+    "exclusiveMaximum": 3, "exclusiveMinimum": 1, "format": "date", "items": {}, "maxItems": 2,
+    "maxLength": 3, "maxProperties": 2, "maximum": 3, "minItems": 1, "minLength": 1, "minProperties": 1,
+    "minimum": 1, "multipleOf": 2, "oneOf": [{"type": "string"}, {"type": "integer"}], "pattern": "a",
+    "patternProperties": {"a": {}}, "prefixItems": [{}], "properties": {"a": {}}, "readOnly": True,
+    "required": ["a"], "title": "text", "type": "object", "writeOnly": True,
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "$dynamicAnchor": "a", "$dynamicRef": "#a", "contains": {}, "dependentRequired": {},
-    "dependentSchemas": {}, "else": {}, "if": {}, "maxContains": 1, "minContains": 1, "not": {}, "propertyNames": {}, "then": {},
-    "unevaluatedItems": False, "unevaluatedProperties": False, "uniqueItems": True,
+    "dependentSchemas": {}, "else": {}, "if": {}, "maxContains": 1, "minContains": 1, "not": {},
+    "propertyNames": {}, "then": {}, "unevaluatedItems": False, "unevaluatedProperties": False,
+    "uniqueItems": True,
 }  # fmt: skip
 
 
