@@ -62,7 +62,7 @@ class Body:
         return b"".join(map(self._lexicon.spell, tokens)) == text and self.take(tokens)
 
     def allow(self, words: Words) -> None:
-        """Write what may follow, in as many words as all tokens take. Raises `GuideError` if it has failed."""
+        """Write what may follow, in as many words as tokens need. Raises `GuideError` if it has failed."""
         if not self._has_failed():
             self._timed(self._matcher.unsafe_compute_mask_ptr, words.ctypes.data, words.nbytes)
         if self._has_failed():  # and has left an end of the answer in `words`, as if it were one
