@@ -73,7 +73,7 @@ class TextPreparer:
             source, text = request.source or "prompt", request.prompt or ""
             tokens = self._completed(request, text, source)
         else:
-            source, text = "messages", self._rendered(conversation, conversation.messages)
+            source, text = request.source or "messages", self._rendered(conversation, conversation.messages)
             tokens = self._encode(text, source, special=False)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
