@@ -16,6 +16,7 @@ from broker.http.auth import Guard
 from broker.http.ids import RequestIds
 from broker.http.intake import Intake
 from broker.http.limits import BodyBudget
+from broker.http.timing import Timing
 from broker.line.foreman import Foreman
 from broker.line.link import Link
 from broker.routes import cache, chat, completions, errors, health, models, responses, status
@@ -58,7 +59,7 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestIds(app)
+    return RequestIds(Timing(app))
 
 
 def _routes(gateway: Gateway, link: Link, foreman: Foreman | None) -> Starlette:

@@ -61,21 +61,14 @@ class _Message:
     tool_call_id: str
 
 
-def normalize(
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    system_in_place: bool = False,
-    places: Sequence[str] | None = None,
-) -> Conversation:
+def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = False) -> Conversation:
     """The canonical form of type-checked chat messages: idempotent, sharing nothing mutable with its input.
 
     `system_in_place`: the template takes system messages anywhere, so late ones stay where they are; hoisting
-    one changes the prompt from its start, which costs the whole cached prefix. `places`: where the client has
-    put the content of each message, for errors; None: in `messages[index].content`.
+    one changes the prompt from its start, which costs the whole cached prefix.
     Raises ValueError for a content part of unknown type: the dialect should have refused it.
     """
-    places = places or [f"messages[{index}].content" for index in range(len(messages))]
-    read = [_read_message(message, place) for message, place in zip(messages, places, strict=True)]
+    read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     if not system_in_place:
         read.sort(key=lambda message: message.role != "system")  # stable: all others keep their order
     runs = groupby(enumerate(read), key=_run_key)
@@ -88,26 +81,26 @@ def normalize(
 # Reading
 
 
-def _read_message(message: Mapping[str, Any], place: str) -> _Message:
+def _read_message(message: Mapping[str, Any], param: str) -> _Message:
     role = _ROLES.get(message["role"], message["role"])
     by_assistant = role == "assistant"
     return _Message(
         role=role,
         name=message.get("name") or "",
-        content=_read_content(message, place),
+        content=_read_content(message, param),
         reasoning=_read_reasoning(message) if by_assistant else "",
         tool_calls=_read_tool_calls(message) if by_assistant else [],
         tool_call_id=(message.get("tool_call_id") or "") if role == "tool" else "",
     )
 
 
-def _read_content(message: Mapping[str, Any], place: str) -> str | list[_Part]:
+def _read_content(message: Mapping[str, Any], param: str) -> str | list[_Part]:
     content = message.get("content") or ""
     parts: list[_Part]
     if isinstance(content, str):
         parts = [content]
     else:
-        parts = [_read_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
+        parts = [_read_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
     parts.append(message.get("refusal") or "")
     parts = [part for part in parts if part != ""]
     texts = [part for part in parts if isinstance(part, str)]
@@ -122,7 +115,8 @@ def _read_part(part: Mapping[str, Any], param: str) -> _Part:
             return part.get("refusal") or ""
         case "image_url" | "input_image":
             image = part["image_url"]
-            return Image(image if isinstance(image, str) else image["url"], param)
+            # Where the client has put it, if the dialect has made these messages of something else.
+            return Image(image if isinstance(image, str) else image["url"], part.get("param") or param)
         case "image":
             return None
         case unknown:

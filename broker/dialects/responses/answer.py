@@ -21,6 +21,7 @@ class Answer:
     """One response as it comes about. `document`: once it is over. `error`: what it has failed with.
 
     `keep` is called with it before anybody is told that it is over: who hears that may go on from it at once.
+    What has failed is not kept: there is nothing to go on from.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Answer:
 
     def _end(self, how: str, **told: Any) -> Event:
         self.document = self._envelope | {"status": how, "output": self._output.items, **told}
-        if self._keep is not None:
+        if self._keep is not None and self.error is None:
             self._keep(self.document)
         return {"type": f"response.{how}", "response": self.document}
 

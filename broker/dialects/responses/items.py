@@ -91,9 +91,11 @@ class _Pieces:
     last: str = ""
 
     def add(self, text: str, id: str | None) -> None:
+        if not text:
+            return
         ours = _OURS.fullmatch(id or "")
         response = ours[1] if ours else ""
-        if self.text and text and not (response and response == self.last):
+        if self.text and not (response and response == self.last):
             self.text += "\n\n"
         self.text += text
         self.last = response
@@ -118,13 +120,11 @@ class _Turn:
 
 Placed = tuple[str, Item]
 """An item, and where in the body it stands: `input[2]`."""
-Told = tuple[str, dict[str, Any]]
-"""A message, and where its content stands."""
 
 
-def messages(items: Sequence[Placed]) -> list[Told]:
+def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
     """As chat has them. Raises `RequestError` naming what is wrong with an item."""
-    spoken: list[tuple[str, _Turn | dict[str, Any]]] = []
+    spoken: list[_Turn | dict[str, Any]] = []
     for place, item in items:
         kind = kind_of(item)
         if kind in PASSED_OVER:
@@ -132,12 +132,12 @@ def messages(items: Sequence[Placed]) -> list[Told]:
         if not _is_said(kind, item):
             spoken.append(_heard(kind, item, place))
             continue
-        turn = spoken[-1][1] if spoken else None
+        turn = spoken[-1] if spoken else None
         if not isinstance(turn, _Turn):
             turn = _Turn()
-            spoken.append((place, turn))
+            spoken.append(turn)
         _say(turn, kind, item, place)
-    return [(place, m.message() if isinstance(m, _Turn) else m) for place, m in spoken]
+    return [one.message() if isinstance(one, _Turn) else one for one in spoken]
 
 
 def kind_of(item: Item) -> str:
@@ -175,15 +175,14 @@ def _called(call: _Call | _CustomCall, arguments: str | dict[str, Any] | None) -
     return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _heard(kind: str, item: Item, place: str) -> Told:
+def _heard(kind: str, item: Item, place: str) -> dict[str, Any]:
     if kind == "message":
         message = convert(item, _Message, place)
-        where = f"{place}.content"
-        return where, {"role": message.role, "content": _content(message.content, where)}
+        return {"role": message.role, "content": _content(message.content, f"{place}.content")}
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = convert(item, _Output, place)
-        where, id = f"{place}.output", output.call_id
-        return where, {"role": "tool", "tool_call_id": id, "content": _content(output.output, where)}
+        content = _content(output.output, f"{place}.output")
+        return {"role": "tool", "tool_call_id": output.call_id, "content": content}
     raise _wrong(f"{place}.type", f"there are no items of type {kind[:64]!r}")
 
 
@@ -227,7 +226,7 @@ def _image(part: Item, place: str) -> dict[str, Any]:
     url = url.get("url") if isinstance(url, dict) else url  # as chat has it
     if not isinstance(url, str):
         raise _wrong(f"{place}.image_url", "is required: no files are kept here to take an image from")
-    return {"type": "image_url", "image_url": url}
+    return {"type": "image_url", "image_url": url, "param": place}
 
 
 def _wrong(place: str, why: str) -> RequestError:

@@ -29,12 +29,8 @@ def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) 
     if not spoken:
         raise RequestError(Code.INVALID_REQUEST, "'input' must not be empty.", param="input")
     if body.instructions:
-        spoken.insert(0, ("instructions", {"role": "system", "content": body.instructions}))
-    return normalize(
-        [message for _, message in spoken],
-        system_in_place=system_in_place,
-        places=[place for place, _ in spoken],
-    )
+        spoken.insert(0, {"role": "system", "content": body.instructions})
+    return normalize(spoken, system_in_place=system_in_place)
 
 
 def offered(body: Body) -> Offer:
