@@ -92,10 +92,10 @@ class FakePipeline:
 
     script: Script
     request: str = ""
+    _answered: int = field(default=0, init=False)
     stopped: bool = False
     reasoning_tokens: int = 0
     has_called: bool = False
-    _answered: int = field(default=0, init=False)
 
     def push(self, token: int) -> Growth:
         if self.reasoning_tokens < self.script.think:
