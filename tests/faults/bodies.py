@@ -32,6 +32,8 @@ RELATED = {
     "tools": {"tool_choice"},
     "n": {"best_of", "prompt"},
     "prompt": {"n"},
+    "input": {"previous_response_id"},
+    "previous_response_id": {"input"},
     "echo": {"max_tokens", "suffix"},
 }
 """What an error may name beside the field that was changed."""
@@ -148,15 +150,20 @@ def judge(request: Request, answers: list[Answer]) -> str:
     return ""
 
 
+def _is_last(event: str) -> bool:
+    """What a whole stream ends with."""
+    return event == "[DONE]" or json.loads(event).get("type") in ("response.completed", "response.incomplete")
+
+
 def _judge_body(request: Request, answer: Answer) -> str:
     if request.is_head:
         return ""
     if answer.is_stream:
         *events, last = sse_documents(iter(answer.body.decode().split("\n")))
-        return "" if last == "[DONE]" and all(json.loads(event) for event in events) else "stream cut short"
+        return "" if _is_last(last) and all(json.loads(event) for event in events) else "stream cut short"
     document = json.loads(answer.body)
     if answer.status < 300:
-        return "an error object" if "error" in document else ""
+        return "an error object" if document.get("error") else ""
     error = document["error"]
     if error.keys() < {"message", "type", "param", "code"} or not error["message"]:
         return f"an error object that lacks something: {error}"
