@@ -27,8 +27,8 @@ from protocol.private import read_private
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What a load balancer asks; it has no key."""
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+"""What is asked without a key, by load balancers and by clients who look whether anybody is there."""
 
 _SETTLED_S = 1.0
 """A file changed so lately might change again within the same tick of the file system's clock."""
@@ -159,7 +159,7 @@ class Guard:
             except RequestError as error:
                 client = scope["client"][0] if scope.get("client") else "?"
                 log.info("%s %r from %s refused: %s", scope["method"], scope["path"], client, error.message)
-                response = error_response(error, scope["path"])
+                response = error_response(error, scope)
                 response.headers["www-authenticate"] = 'Bearer realm="roundhouse"'
                 await response(scope, receive, send)
                 return
