@@ -27,8 +27,8 @@ from protocol.private import read_private
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
-"""What is asked without a key, by load balancers and by clients who look whether anybody is there."""
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""What a load balancer asks; it has no key."""
 
 _SETTLED_S = 1.0
 """A file changed so lately might change again within the same tick of the file system's clock."""
