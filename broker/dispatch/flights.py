@@ -29,8 +29,8 @@ from protocol.parts import Delta, Reuse
 PENDING_DELTAS_MAX = 1536
 """Beyond what lies in the sockets' buffers, thousands of them. One with a long text, or with
 log-probabilities, counts as several, so that all of them take half a megabyte."""
-_DELTA_BYTES, _LIKELY_BYTES = 320, 160
-"""What a plain one takes in memory, and one of its most likely tokens."""
+_DELTA_BYTES, _LIKELY_BYTES, _CALL_BYTES = 320, 160, 160
+"""What a plain one takes in memory, and beyond that one of its most likely tokens, and a growth of a call."""
 TOKENS_MAX = 2**24
 """Of an answer, where neither its request nor its worker says less."""
 PROVEN_DELTAS = 2
@@ -231,6 +231,8 @@ class Flight:
 def size_of(delta: Delta) -> int:
     """About as many bytes as it takes in memory beyond those of a plain one."""
     size = len(delta.text) + len(delta.reasoning)
+    for call in delta.calls:
+        size += _CALL_BYTES + len(call.id) + len(call.name) + len(call.arguments)
     for each in delta.likelihoods:
         size += _LIKELY_BYTES * (1 + len(each.top)) + len(each.bytes)
         size += sum(len(token) for token, _ in each.top)

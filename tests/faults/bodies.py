@@ -32,6 +32,7 @@ RELATED = {
     "tools": {"tool_choice"},
     "n": {"best_of", "prompt"},
     "prompt": {"n"},
+    "echo": {"max_tokens", "suffix"},
 }
 """What an error may name beside the field that was changed."""
 

@@ -46,8 +46,25 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
     return [
         (CHAT, common | chat), (CHAT, common | chat | streamed), (CHAT, plain), (CHAT, plain | streamed),
         (TEXT, common | text), (TEXT, common | text | streamed), (TEXT, {"prompt": "a b", "max_tokens": 2}),
-        (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}),
+        (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}), *held_bodies(plain),
+        (TEXT, {"prompt": "a", "guided_regex": "a|b"} | streamed),
     ]  # fmt: skip
+
+
+def held_bodies(plain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What is held to forms, and to calls."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, "b", None]}}, "required": ["a"]}
+    described = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    named = {"type": "function", "function": {"name": "f"}}
+    tools = {"tools": [{"function": {"name": "f", "parameters": schema, "strict": True}}]}
+    forced = {"tool_choice": named, "parallel_tool_calls": False}
+    some = {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}}
+    held = {"structured_outputs": {"choice": ["a", "b"], "json_object": None}}
+    return [
+        (CHAT, plain | tools | forced | {"response_format": described}),
+        (CHAT, plain | tools | some | held | {"stream": True}),
+        (CHAT, plain | {"guided_json": schema}),
+    ]
 
 
 def value(dice: random.Random) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Tokenizing
+from protocol.parts import CallDelta, Tokenizing
 from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.script import Script
 
 CONTEXT_LENGTH = 8192
+WORDS_BEFORE_CALLS = 2
+CALL_TOKENS = 5
+"""Of one call: its name, and the words of its arguments."""
+CALL_NAME, CALL_OPENING, CALL_CLOSING = "note", '{"words": "', '"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +110,36 @@ def _word(token: int) -> str:
 @dataclass(slots=True)
 class FakePipeline:
     """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter.
-    The first `think` of them are thoughts."""
+    Thoughts come first, then some words, then calls, and what is left is words again."""
 
-    text: str | None
-    think: int = 0
+    script: Script
+    request: str = ""
+    _answered: int = field(default=0, init=False)
     stopped: bool = False
     reasoning_tokens: int = 0
     has_called: bool = False
     stop_string: str = ""
 
     def push(self, token: int) -> Growth:
-        if self.reasoning_tokens == self.think:
+        if self.reasoning_tokens < self.script.think:
+            self.reasoning_tokens += 1
+            return Growth(reasoning=self._said(token), is_content=False)
+        call, place = divmod(self._answered - WORDS_BEFORE_CALLS, CALL_TOKENS)
+        self._answered += 1
+        if not 0 <= call < self.script.call:
             return Growth(self._said(token))
-        self.reasoning_tokens += 1
-        return Growth(reasoning=self._said(token), is_content=False)
+        return Growth(is_content=False, calls=(self._called(call, place, token),))
+
+    def _called(self, call: int, place: int, token: int) -> CallDelta:
+        """A call begins with its name and ends with the end of its arguments; between them are words."""
+        if place == 0:
+            # Whichever leg of its flight it is: a client that has the beginning is not told another one.
+            request, _, _ = self.request.partition("~")
+            id = f"call_{request}_{call}"
+            return CallDelta(index=call, id=id, name=CALL_NAME, arguments=CALL_OPENING)
+        self.has_called = self.has_called or place == CALL_TOKENS - 1
+        said = json.dumps(self._said(token), ensure_ascii=False)[1:-1]
+        return CallDelta(index=call, arguments=said + (CALL_CLOSING if place == CALL_TOKENS - 1 else ""))
 
     def flush(self) -> Growth:
         return Growth()
@@ -127,4 +148,4 @@ class FakePipeline:
         return b"" if token == END else self._said(token).encode()
 
     def _said(self, token: int) -> str:
-        return self.text if self.text is not None else _word(token)
+        return self.script.text if self.script.text is not None else _word(token)

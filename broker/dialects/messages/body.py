@@ -18,10 +18,10 @@ from broker.dialects.parameters import (
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
 )
+from broker.dialects.tools import NAME_CHARACTERS_MAX
 from protocol.errors import Code, RequestError
 
 THINKING_TOKENS_MAX = 2**31
-TOOL_NAME_CHARACTERS_MAX = 256
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 1),
@@ -228,6 +228,12 @@ class Prompt(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
+    @property
+    def thought_tokens_max(self) -> int | None:
+        """How many tokens a thought may have."""
+        thinking = self.thinking
+        return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+
 
 class Body(Prompt, kw_only=True):
     """`output_format` is the earlier place of `output_config.format`. `seed`, `priority`, `cache_salt` and
@@ -274,8 +280,8 @@ def _check_prompt(prompt: Prompt) -> None:
     if not prompt.messages:
         raise _wrong("messages", "must not be empty")
     for index, tool in enumerate(prompt.tools or []):
-        if tool.is_custom and not 1 <= len(tool.name or "") <= TOOL_NAME_CHARACTERS_MAX:
-            raise _wrong(f"tools[{index}].name", f"must have 1 to {TOOL_NAME_CHARACTERS_MAX} characters")
+        if tool.is_custom and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
+            raise _wrong(f"tools[{index}].name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
     _check_choice(prompt)
     thinking = prompt.thinking
     if thinking is not None and thinking.type == "enabled":

@@ -6,14 +6,16 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from broker.dialects import tools
 from broker.dialects.body import encode
-from broker.dialects.messages.body import Body, Prompt, Tool
+from broker.dialects.messages.body import Body, Prompt, ToolChoice
+from broker.dialects.tools import FunctionTool, Offer, offer
 from protocol.conversation import pack
 from protocol.messages import Generate
-from protocol.parts import Calling, Form, Media, Sampling, Tokenizing
+from protocol.parts import Form, Media, Sampling, Tokenizing
 
 _SEED_MASK = 2**63 - 1
 
@@ -23,10 +25,8 @@ Messages = Sequence[dict[str, Any]]
 def generate(
     body: Body, messages: Messages, media: list[Media], *, id: str, incarnation: str, thinks: bool
 ) -> Generate:
-    """The message to the worker. `thinks`: so does its model, and its thoughts can be told to end. Raises
+    """The message to the worker. `thinks`: whether its model does; a budget means nothing to any other. Raises
     `RequestError` for what cannot be passed on."""
-    thinking = body.thinking
-    limited = thinks and thinking is not None and thinking.type == "enabled"
     return replace(
         _prompt(body, messages, media, id=id, incarnation=incarnation),
         sampling=_sampling(body),
@@ -35,9 +35,9 @@ def generate(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
-        thinking_budget=thinking.budget_tokens if limited and thinking else None,
+        thinking_budget=body.thought_tokens_max if thinks else None,
         form=_form(body),
-        calling=_calling(body),
+        calling=_offer(body).calling,
     )
 
 
@@ -48,13 +48,13 @@ def count(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, in
 
 
 def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
-    wishes = _wishes(prompt)
+    shown, wishes = _offer(prompt).tools, _wishes(prompt)
     return Generate(
         incarnation=incarnation,
         id=id,
         sampling=Sampling(seed=0),
         messages=pack(messages),
-        tools=_tools(prompt),
+        tools=pack(shown) if shown else UNSET,
         template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,
     )
@@ -81,36 +81,26 @@ def _wishes(prompt: Prompt) -> dict[str, Any]:
     return wishes
 
 
-def _offered(prompt: Prompt) -> list[Tool]:
-    if prompt.tool_choice is not None and prompt.tool_choice.type == "none":
-        return []
-    return [tool for tool in prompt.tools or [] if tool.is_custom]
+def _offer(prompt: Prompt) -> Offer:
+    """The tools and the choice, as chat would have them said."""
+    functions = [
+        FunctionTool(tool.name or "", tool.description, tool.input_schema, tool.strict)
+        for tool in prompt.tools or []
+        if tool.is_custom
+    ]
+    choice = prompt.tool_choice or ToolChoice("auto")
+    single = bool(choice.disable_parallel_tool_use)
+    return offer([tools.Tool(function=function) for function in functions], _wish(choice), single=single)
 
 
-def _tools(prompt: Prompt) -> Raw | UnsetType:
-    shown = [_shown(tool) for tool in _offered(prompt)]
-    return pack(shown) if shown else UNSET
-
-
-def _shown(tool: Tool) -> dict[str, Any]:
-    fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": {k: v for k, v in fields.items() if v is not None}}
-
-
-def _calling(prompt: Prompt) -> Calling | None:
-    """None: freely."""
-    offered, choice = _offered(prompt), prompt.tool_choice
-    strict = [tool.name or "" for tool in offered if tool.strict]
-    calling = Calling(strict=strict)
-    if choice is not None and offered:
-        name = (choice.name or "") if choice.type == "tool" else ""
-        calling = Calling(
-            required=choice.type in ("any", "tool"),
-            name=name,
-            single=bool(choice.disable_parallel_tool_use or name),  # a tool that is named is called once
-            strict=strict,
-        )
-    return None if calling == Calling() else calling
+def _wish(choice: ToolChoice) -> tools.ToolChoice:
+    match choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            return tools.Choice(name=choice.name)
+        case wish:
+            return wish
 
 
 def _form(body: Body) -> Form | None:
