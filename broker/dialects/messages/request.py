@@ -25,8 +25,8 @@ Messages = Sequence[dict[str, Any]]
 def generate(
     body: Body, messages: Messages, media: list[Media], *, id: str, incarnation: str, thinks: bool
 ) -> Generate:
-    """The message to the worker. `thinks`: whether its model does; a budget means nothing to any other. Raises
-    `RequestError` for what cannot be passed on."""
+    """The message to the worker. `thinks`: whether its model does; a budget means nothing to any other.
+    Raises `RequestError` for what cannot be passed on."""
     return replace(
         _prompt(body, messages, media, id=id, incarnation=incarnation),
         sampling=_sampling(body),
