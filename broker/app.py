@@ -19,18 +19,37 @@ from broker.http.limits import BodyBudget
 from broker.http.timing import Timing
 from broker.line.foreman import Foreman
 from broker.line.link import Link
-from broker.routes import cache, chat, completions, errors, health, models, responses, status
+from broker.routes import (
+    cache,
+    chat,
+    completions,
+    errors,
+    health,
+    messages,
+    models,
+    responses,
+    status,
+    tokens,
+)
 from broker.routes.gateway import Gateway
 from protocol.errors import RequestError
 
 SWEEP_S = 0.25
-EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-should-retry", cache_header.HEADER.decode())
+EXPOSED_HEADERS = (
+    "retry-after",
+    "x-request-id",
+    "request-id",
+    "x-should-retry",
+    cache_header.HEADER.decode(),
+)
 """What scripts from another origin may read of an answer."""
 
 ROUTES = (
     *chat.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
+    *messages.ROUTES,
+    *tokens.ROUTES,
     *models.ROUTES,
     *status.ROUTES,
     *cache.ROUTES,

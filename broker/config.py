@@ -87,7 +87,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         int, Meta(ge=0, description="bytes that they take in the gateway's memory at the most")
     ] = 128 * 2**20
     keepalive_s: Annotated[
-        Seconds, Meta(description="seconds of silence after which a stream gets a comment")
+        Seconds, Meta(description="seconds of silence after which a stream gets a comment, or a ping")
     ] = 10.0
     silent_after_s: Annotated[
         Seconds, Meta(description="seconds without a heartbeat after which a worker counts as silent")

@@ -24,6 +24,7 @@ from tests.broker.dispatching import Line
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 class MemoryLink:
@@ -82,6 +83,13 @@ class House:
         return Exchange(
             self.app, "POST", RESPONSES, json.dumps({"input": input, **fields}).encode(), headers=headers
         )
+
+    def post(self, path: str, **body: object) -> Exchange:
+        return Exchange(self.app, "POST", path, json.dumps(body).encode())
+
+    def message(self, content: object = "hello", **fields: object) -> Exchange:
+        body = {"max_tokens": 16, "messages": [{"role": "user", "content": content}], **fields}
+        return self.post(MESSAGES, **body)
 
     def requests(self, worker: str = "w") -> list[Generate]:
         return [m for to, m in self.line.sent if to == worker and isinstance(m, Generate)]

@@ -16,7 +16,8 @@ from mlx_lm.utils import load_tokenizer
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from worker.contract import Draw, Prepared, ThoughtLimit, too_long
+from protocol.parts import Tokenizing
+from worker.contract import Draw, Prepared, ThoughtLimit, Tokenized, too_long
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.draw import draw_of
 from worker.models.format import closing_of, opening_of
@@ -64,10 +65,7 @@ class TextPreparer:
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
-        if request.media or media:
-            raise RequestError(
-                Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
-            )
+        _refuse_media(request, media)
         conversation = self._heeded(unpack(request))
         if conversation.messages is None:
             source, text = request.source or "prompt", request.prompt or ""
@@ -98,6 +96,33 @@ class TextPreparer:
             scored=request.scored,
             echo_text=self._echo_text(request),
         )
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        """See `contract.Preparer`."""
+        _refuse_media(request, media)
+        wanted = request.tokenizing or Tokenizing()
+        tokens = self._taken_apart(request, wanted)
+        return Tokenized(
+            id=request.id,
+            count=len(tokens),
+            tokens=tuple(tokens) if wanted.tokens else (),
+            pieces=self._pieces(tokens) if wanted.pieces else (),
+            text=self._echo_text(request),
+        )
+
+    def _taken_apart(self, request: Generate, wanted: Tokenizing) -> list[int]:
+        conversation = self._heeded(unpack(request))
+        if conversation.messages is not None:
+            text = self._rendered(conversation, conversation.messages, opens_turn=wanted.opens_turn)
+            return self._encode(text, "messages", special=bool(wanted.special))
+        source, text = request.source or "prompt", request.prompt or ""
+        if wanted.special is None or request.tokens is not None:
+            return self._completed(request, text, source)
+        return self._encode(text, source, special=wanted.special)
+
+    def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
+        pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
+        return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
 
     def _heeded(self, conversation: Conversation) -> Conversation:
         """Without the wishes that this model's template does not know."""
@@ -203,7 +228,7 @@ class TextPreparer:
                 Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
             ) from error
 
-    def _rendered(self, conversation: Conversation, messages: Messages) -> str:
+    def _rendered(self, conversation: Conversation, messages: Messages, *, opens_turn: bool = True) -> str:
         if self._render is None:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -217,7 +242,9 @@ class TextPreparer:
                 param="chat_template_kwargs",
             )
         try:
-            return render(self._render, messages, conversation.tools, conversation.options)
+            return render(
+                self._render, messages, conversation.tools, conversation.options, opens_turn=opens_turn
+            )
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -235,6 +262,12 @@ class TextPreparer:
         if request.max_tokens < (0 if request.echo else 1):
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
+
+
+def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
+    if request.media or media:
+        message = "This model takes text only; it cannot see images."
+        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
 
 
 def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:

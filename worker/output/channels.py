@@ -64,6 +64,11 @@ class ChannelPipeline:
         self._stream = TextStream(vocabulary)
         self._matcher = StopMatcher(stop)
 
+    @property
+    def stop_string(self) -> str:
+        """See `contract.Pipeline`."""
+        return self._matcher.found
+
     def push(self, token: int) -> Growth:
         """See `contract.Pipeline`."""
         if self.stopped:
