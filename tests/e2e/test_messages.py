@@ -145,6 +145,12 @@ def test_a_head_is_answered_where_a_get_is(scripted: System, path: str) -> None:
     assert (answer.status_code, answer.content) == (200, b"")
 
 
+def test_models_are_listed(script: anthropic.Anthropic) -> None:
+    [model] = script.models.list()
+    assert (model.id, model.type, model.max_input_tokens) == ("fake", "model", 8192)
+    assert script.models.retrieve("fake") == model
+
+
 # --- by the embedded model -----------------------------------------------------------------------------
 
 

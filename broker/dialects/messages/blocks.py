@@ -70,7 +70,6 @@ class Blocks:
         """Nothing more of the block that is open, if one is."""
         self._held = Grown(Kind.TEXT, "")
         if self._open is Kind.THINKING:
-            # Any text with surrogates in it has become characters long before.
             yield Grown(Kind.SIGNATURE, SIGNED + self._thought.hexdigest())
             self._thought = sha256()
         if self._open is not None:
