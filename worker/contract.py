@@ -132,11 +132,27 @@ class Prepared:
     single_call: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt that is not to be run: how many tokens it has and, as far as they are asked for, these
+    `tokens`, the `pieces` of text that they stand for, and the `text` of a prompt that came as tokens."""
+
+    id: str
+    count: int
+    tokens: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+    text: str = ""
+
+
 class Preparer(Protocol):
     """Template and tokenizer. Owned by one thread of the pool; never shared, never near MLX."""
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """Raises `protocol.errors.RequestError` for whatever the request itself causes."""
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        """For one that says what it wants by `tokenizing`. Raises as `prepare`, but takes prompts of any
+        length, an empty one as well."""
 
 
 def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
@@ -147,6 +163,7 @@ def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) 
         f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
         f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
         param=source,
+        details={"prompt_tokens": tokens, "context_length": context_length},
     )
 
 
@@ -173,6 +190,10 @@ class Pipeline(Protocol):
     """How many of the tokens pushed are thoughts."""
     has_called: bool
     """A tool was called, and the call is whole."""
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that was met; empty: none was."""
 
     def push(self, token: int) -> Growth:
         """What this token completes: whole characters, nothing that may yet be a marker or a stop string."""

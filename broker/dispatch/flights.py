@@ -139,14 +139,17 @@ class Flight:
         self.pending.append(item)
         self.on_item()
 
-    def accept(self, message: Accepted) -> None:
+    def accept(self, message: Accepted) -> bool:
+        """Its present leg is well-formed. Whether that is news to the client."""
         if self.terminal is not None or self.leg is None:
-            return
+            return False
         self.leg.accepted = True
-        if not self.accepted:
-            self.accepted = True
-            self.prompt_tokens = message.prompt_tokens
-            self._push(message)
+        if self.accepted:
+            return False
+        self.accepted = True
+        self.prompt_tokens = message.prompt_tokens
+        self._push(message)
+        return True
 
     def reused(self, message: Reused) -> bool:
         """How much of the prompt need not be computed. False when this is not the time to say it.

@@ -238,6 +238,7 @@ class ScriptedPipeline:
     stopped: bool = False
     reasoning_tokens: int = 0
     has_called: bool = False
+    stop_string: str = ""
     _kept: str = ""
 
     def push(self, token: int) -> Growth:

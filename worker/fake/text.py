@@ -10,8 +10,8 @@ from typing import Any
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import CallDelta
-from worker.contract import Draw, Growth, Prepared, too_long
+from protocol.parts import CallDelta, Tokenizing
+from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.script import Script
 
@@ -35,17 +35,18 @@ class FakePreparer:
     context_length: int
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
-        text = request.prompt or "\n".join(_texts(unpack(request).messages or []))
+        text = _text(request)
         if request.suffix:
             raise RequestError(Code.UNSUPPORTED_PARAMETER, "This model has no middle.", param="suffix")
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split()) or (1,)
+        tokens = _tokens(request, text) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
-            raise too_long(self.context_length, len(tokens), "messages", by_memory=by_memory)
+            source = request.source or "messages"
+            raise too_long(self.context_length, len(tokens), source, by_memory=by_memory)
         # What came twice over a bad line is one request: its row follows the script that was here first.
         script = self.scripts.setdefault(request.id, script)
         return FakePrepared(
@@ -66,9 +67,32 @@ class FakePreparer:
             resume=tuple(request.resume),
             echo=request.echo,
             scored=request.scored,
-            echo_text="".join(map(_word, tokens)) if request.echo and request.tokens else "",
+            echo_text=_echo_text(request),
             script=script,
         )
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        wanted, text = request.tokenizing or Tokenizing(), _text(request)
+        tokens = _tokens(request, text)
+        return Tokenized(
+            id=request.id,
+            count=len(tokens),
+            tokens=tokens if wanted.tokens else (),
+            pieces=tuple(text.split()) if wanted.pieces else (),
+            text=_echo_text(request),
+        )
+
+
+def _text(request: Generate) -> str:
+    return request.prompt or "\n".join(_texts(unpack(request).messages or []))
+
+
+def _tokens(request: Generate, text: str) -> tuple[int, ...]:
+    return tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split())
+
+
+def _echo_text(request: Generate) -> str:
+    return "".join(map(_word, request.tokens)) if request.echo and request.tokens else ""
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -95,6 +119,7 @@ class FakePipeline:
     stopped: bool = False
     reasoning_tokens: int = 0
     has_called: bool = False
+    stop_string: str = ""
 
     def push(self, token: int) -> Growth:
         if self.reasoning_tokens < self.script.think:
