@@ -55,7 +55,9 @@ class Guide(Protocol):
 
     def fill(self, mask: memoryview) -> bool:
         """Say what may follow: bit t % 32 of word t // 32 of `mask`, uint32, is set where token t may. False:
-        anything may, and nothing was written. Some token always may. Releases the GIL where it takes long."""
+        anything may, and nothing was written. Some token always may. Releases the GIL where it takes long.
+
+        `mask` has a bit for each of the model's logits, all 0: there may be more of them than tokens."""
 
 
 class Grammar(Protocol):
@@ -231,11 +233,13 @@ NO_TARGETS: Mapping[str, Targets] = {}
 class Step:
     """What one decode step read: at most one token for each started row, none for one that has just joined.
 
-    `likelihoods`: of the rows that ask for them.
+    `likelihoods`: of the rows that ask for them. `failed`: rows whose grammar has failed, and why; they
+    have no token, nor will have.
     """
 
     tokens: Mapping[str, int]
     likelihoods: Mapping[str, Likelihood]
+    failed: Mapping[str, Exception] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +319,8 @@ class Engine(Protocol):
     def step(self) -> Step:
         """Feed every started row its last token; return the tokens drawn by the previous call.
 
-        So the first token of a row is returned by the second step after its start. Rows that have ended must
-        be dropped before the next call.
+        So the first token of a row is returned by the second step after its start. Rows that have ended or
+        failed must be dropped before the next call.
         """
 
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:

@@ -5,10 +5,11 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
@@ -17,10 +18,13 @@ from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Tokenizing
-from worker.contract import Draw, Prepared, ThoughtLimit, Tokenized, too_long
+from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized, too_long
+from worker.grammars.forms import is_json
+from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.draw import draw_of
 from worker.models.format import closing_of, opening_of
+from worker.models.holding import Held, Holder
 from worker.models.infill import infilling_of
 from worker.models.template import (
     RESERVED,
@@ -30,7 +34,7 @@ from worker.models.template import (
     render,
     template_of,
 )
-from worker.output.channels import REASONING
+from worker.output.channels import CONTENT, REASONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,8 @@ def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
 class TextPreparer:
     """`contract.Preparer` for models that take text."""
 
-    def __init__(self, tokenizer: TokenizerWrapper, rules: PromptRules) -> None:
-        """`tokenizer`: used by no other thread."""
+    def __init__(self, tokenizer: TokenizerWrapper, rules: PromptRules, held: Held | None = None) -> None:
+        """`tokenizer`: used by no other thread. `held`: shared by the preparers of one model."""
         self._tokenizer = tokenizer
         self._render = template_of(tokenizer)
         self._added = _added_tokens(tokenizer)
@@ -62,6 +66,7 @@ class TextPreparer:
         self._rules = rules
         self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
         self._closing = closing_of(tokenizer, self._render)
+        self._holder = Holder(tokenizer, self._render, rules.vocabulary, held or Held())
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
@@ -77,24 +82,27 @@ class TextPreparer:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
         opening = self._opening(conversation, text)
         thoughts = self._thoughts(request, opening)
+        grammar = self._holder.grammar_of(request, conversation, opening, text)
         return Prepared(
             id=request.id,
             tokens=tuple(tokens),
             source=source,
-            draw=draw_of(request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts),
+            draw=draw_of(request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts, grammar),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
-            end_tokens=self._end_tokens(request),
+            end_tokens=self._end_tokens(request, grammar),
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(conversation, text, tokens),
-            opening=opening,
+            opening=None if _is_raw(grammar) else opening,
             echo=request.echo,
             scored=request.scored,
             echo_text=self._echo_text(request),
+            tools=_tools_in(conversation),
+            single_call=request.calling is not None and request.calling.single,
         )
 
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
@@ -102,11 +110,12 @@ class TextPreparer:
         _refuse_media(request, media)
         wanted = request.tokenizing or Tokenizing()
         tokens = self._taken_apart(request, wanted)
+        pieces = self._tokenizer.convert_ids_to_tokens(tokens) if wanted.pieces else []
         return Tokenized(
             id=request.id,
             count=len(tokens),
             tokens=tuple(tokens) if wanted.tokens else (),
-            pieces=self._pieces(tokens) if wanted.pieces else (),
+            pieces=tuple(piece or "" for piece in pieces),  # the model may have more ids than the tokenizer
             text=self._echo_text(request),
         )
 
@@ -119,10 +128,6 @@ class TextPreparer:
         if wanted.special is None or request.tokens is not None:
             return self._completed(request, text, source)
         return self._encode(text, source, special=wanted.special)
-
-    def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
-        pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
-        return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
 
     def _heeded(self, conversation: Conversation) -> Conversation:
         """Without the wishes that this model's template does not know."""
@@ -151,10 +156,12 @@ class TextPreparer:
                 "'thinking_budget' is not served here: this model has no token that ends a thought.",
                 param="thinking_budget",
             )
+        # White space behind a thought would be part of a content that is to be exact.
+        is_exact = request.form is not None and not is_json(request.form)
         return ThoughtLimit(
             tokens=max(1, request.thinking_budget),
             opening=tuple(self._tokenizer.think_start_tokens),
-            closing=self._closing,
+            closing=self._closing[:1] if is_exact else self._closing,
             is_open=opening == REASONING,
         )
 
@@ -201,8 +208,8 @@ class TextPreparer:
             self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    def _end_tokens(self, request: Generate) -> frozenset[int]:
-        if request.ignore_eos:
+    def _end_tokens(self, request: Generate, grammar: Grammar | None) -> frozenset[int]:
+        if request.ignore_eos and not isinstance(grammar, HeldGrammar):  # which ends with one of them
             return frozenset()
         ends = frozenset(self._tokenizer.eos_token_ids)
         return ends | self._infilling.ends if request.suffix and self._infilling else ends
@@ -268,6 +275,23 @@ def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
     if request.media or media:
         message = "This model takes text only; it cannot see images."
         raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
+
+
+def _tools_in(conversation: Conversation) -> dict[str, Mapping[str, Any]]:
+    """What the answer may call: the schemas of its arguments, by name."""
+    functions = [tool.get("function") for tool in conversation.tools or ()]
+    return {
+        str(function.get("name")): function.get("parameters") or {}
+        for function in functions
+        if isinstance(function, Mapping) and conversation.messages is not None
+    }
+
+
+def _is_raw(grammar: Grammar | None) -> bool:
+    """Whether nothing in the answer is a marker: it is content from its first token, held to a form."""
+    if not isinstance(grammar, HeldGrammar):
+        return False
+    return grammar.is_text and grammar.opening == CONTENT and not grammar.thought
 
 
 def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:

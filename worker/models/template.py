@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -160,3 +161,20 @@ def probe(tokenizer: TokenizerWrapper) -> Capabilities:
 def _in_order(text: str, *parts: str) -> bool:
     places = [text.find(part) for part in parts]
     return -1 not in places and places == sorted(places)
+
+
+def rendered_calls(template: Render) -> str:
+    """How the template writes two calls in one answer; empty where it does not."""
+    function = {"name": "probe_tool", "arguments": {"alpha": "one", "beta": "two"}}
+    calls = [{"function": function, "id": f"abcdefgh{number}", "type": "function"} for number in range(2)]
+    return attempt(template, [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], [_TOOL])
+
+
+def spacing_in(rendered: str) -> Callable[[str, str, str], str]:
+    """What white space stands there between two texts where the second follows the first, or else a third."""
+
+    def spacing(left: str, right: str, default: str) -> str:
+        found = re.findall(rf"{re.escape(left)}(\s*){re.escape(right)}", rendered) if left and right else []
+        return str(found[-1]) if found else default
+
+    return spacing
