@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from broker.config import GatewaySettings
 from broker.dispatch.dispatcher import Dispatcher
+from broker.http.aside import Aside
 from broker.http.auth import Keyring
 from broker.http.limits import Shares
 
@@ -26,6 +27,7 @@ class Gateway:
     line_errors: Mapping[str, int]
     keyring: Keyring = field(default_factory=Keyring)
     shares: Shares = field(default_factory=Shares)
+    aside: Aside = field(default_factory=Aside)
     started_at: float = field(default_factory=time.monotonic)
 
 
