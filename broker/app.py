@@ -95,6 +95,7 @@ def _routes(gateway: Gateway, link: Link, foreman: Foreman | None) -> Starlette:
             if foreman is not None:
                 foreman.close()
             link.close()
+            gateway.aside.close()
 
     app = Starlette(routes=ROUTES, exception_handlers=errors.HANDLERS, lifespan=lifespan)
     # Where a path with a slash too many leads is not said with a redirect to whatever host the client named.

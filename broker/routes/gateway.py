@@ -12,6 +12,7 @@ from broker.config import GatewaySettings
 from broker.dialects.responses.answer import Answer
 from broker.dialects.responses.store import Store
 from broker.dispatch.dispatcher import Dispatcher
+from broker.http.aside import Aside
 from broker.http.auth import Keyring
 from broker.http.limits import Shares
 
@@ -31,6 +32,7 @@ class Gateway:
     shares: Shares = field(default_factory=Shares)
     responses: Store = field(default_factory=lambda: Store(0, 0))
     answering: dict[tuple[bytes, str], Answer] = field(default_factory=dict)
+    aside: Aside = field(default_factory=Aside)
     started_at: float = field(default_factory=time.monotonic)
 
 

@@ -65,6 +65,10 @@ class House:
         )
         self.app: ASGIApp = create_app(self.gateway, cast(Link, self.link))
 
+    def close(self) -> None:
+        """What the end of its lifespan would do, for those who do not live through one."""
+        self.gateway.aside.close()
+
     def get(self, path: str, method: str = "GET", **headers: str) -> Exchange:
         given = [
             (name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()
