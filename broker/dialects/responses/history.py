@@ -29,6 +29,11 @@ class History:
     items: Sequence[Item]
     is_text: bool = False
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of what is not in the body."""
+        return sum(len(piece.encoded) for piece in self.before)
+
     def placed(self) -> list[Placed]:
         """All items in order, each with its place in the body."""
         earlier: list[Placed] = [("previous_response_id", item) for p in self.before for item in p.items()]
