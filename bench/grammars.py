@@ -1,6 +1,6 @@
 """What grammars cost: decode steps of rows that are each held to a JSON schema of its own, beside free ones.
 
-    python -m bench.grammars [--hidden 32] [--layers 2] [--rows 16] [--held 1 8 16] [--steps 4] [--rounds 15]
+    python -m bench.grammars [--hidden 32] [--layers 2] [--rows 16] [--held 1 8 16] [--steps 2] [--rounds 60]
 
 All are steps of the engine alone, at a vocabulary of 151,936 tokens: nothing else hides what the masks take.
 The sides take turns within each round. `held` of the rows are held to schemas; since all decode together, the
@@ -134,8 +134,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--held", type=int, nargs="+", default=[1, 8, 16])
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=60)
     run(parser.parse_args())
 
 

@@ -139,7 +139,8 @@ class Calls:
         bare = f'{{"name": {lark.literal(tool.name)}, "arguments": {{}}}}'
         # A name alone is no call of LongCat's.
         if self._form.kind == "longcat" and described.may_be_empty:
-            return f"{lark.literal(bare)} | {self._marked(opening)} {described.some} {self._marked(closing)}"
+            some = f"{self._marked(opening)} {described.some} {self._marked(closing)}"
+            return f"{lark.literal(bare)} | {some}" if described.some else lark.literal(bare)
         return f"{self._marked(opening)} {described.any} {self._marked(closing)}"
 
     def _written(self) -> str:

@@ -1,7 +1,7 @@
 """Who says token by token what an answer may go on with. `contract.Grammar` and `contract.Guide`.
 
 What must hold: where an answer stands is a function of its tokens alone, so `open` goes through those of a
-resumed answer and gives the same masks as if nothing had happened. Some token is always allowed: a matcher
+resumed answer and gives the same masks as if nothing had happened. Some token is always allowed: a body
 allows one or has failed, and then `fill` raises. A token that may not have come (forced by somebody else, or
 resumed from another grammar) frees what follows, for better nothing is held to than to half of it.
 """
@@ -15,6 +15,7 @@ from enum import Enum, auto
 import numpy as np
 from llguidance import LLMatcher
 
+from worker.grammars.body import Body, allow_any
 from worker.grammars.lexicon import Lexicon
 from worker.grammars.reading import Markup, Reader
 from worker.output.channels import CONTENT, REASONING
@@ -25,13 +26,9 @@ CALL = "call"
 """The state of `Markup` in which a call has begun."""
 
 
-class GuideError(Exception):
-    """The grammar is too complex for what has been generated: llguidance has given it up."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeldGrammar:
-    """All of an answer but its thoughts is one of `bodies`.
+    """All of an answer but its thoughts is one of `bodies`; a thought may be anything, but not the end.
 
     `opening`: the state of the format in which the answer begins. `thought`: the tokens by which a model may
     begin a thought itself, before all else; empty: it may not. `has_blanks`: white space is offered behind a
@@ -82,7 +79,7 @@ class HeldGuide:
 
     def __init__(self, grammar: HeldGrammar) -> None:
         self._grammar = grammar
-        self._matchers: list[LLMatcher] = []
+        self._bodies: list[Body] = []
         """What the answer may still be."""
         self._reader: Reader | None = None
         self._opened: int | None = None
@@ -105,12 +102,16 @@ class HeldGuide:
                 self._advance(token, is_passed=False)
 
     def fill(self, mask: memoryview) -> bool:
-        """See `contract.Guide`. Raises `GuideError` once llguidance has given the grammar up."""
-        if self._phase in (_Phase.THOUGHT, _Phase.FREE):
+        """See `contract.Guide`. Raises `GuideError` once a body has failed."""
+        if self._phase is _Phase.FREE:
             return False
         lexicon = self._grammar.lexicon
         words = np.frombuffer(mask, np.uint32)
-        _allow(self._matchers, lexicon, words)
+        if self._phase is _Phase.THOUGHT:
+            # An answer that ends in its thought would not be what it is held to.
+            words[: lexicon.endless_mask.size] = lexicon.endless_mask
+            return True
+        allow_any(self._bodies, words, lexicon.blank_mask.size)
         if self._phase is _Phase.BEGINNING:
             if self._blanks and self._grammar.has_blanks:
                 words[: lexicon.blank_mask.size] |= lexicon.blank_mask
@@ -125,7 +126,7 @@ class HeldGuide:
 
     def _begin(self, *, may_think: bool, blanks: int = 0) -> None:
         self._phase = _Phase.BEGINNING
-        self._matchers = [body.deep_copy() for body in self._grammar.bodies]
+        self._bodies = [Body(grammar, self._grammar.lexicon) for grammar in self._grammar.bodies]
         self._opened = 0 if may_think else None
         self._blanks = blanks
 
@@ -137,9 +138,7 @@ class HeldGuide:
         self._begin(may_think=False, blanks=BLANKS_MAX)
         if rest := rest.lstrip(b" \t\r\n"):
             self._phase = _Phase.BODY
-            self._keep(
-                [matcher for matcher in self._matchers if _takes(matcher, self._grammar.lexicon, rest)]
-            )
+            self._keep([body for body in self._bodies if body.take_text(rest)])
 
     def _pass(self, token: int) -> bool:
         """Whether the token stands before the body, and is none of it."""
@@ -151,22 +150,22 @@ class HeldGuide:
                 return True
         elif self._blanks and token in self._grammar.lexicon.blanks:
             self._blanks -= 1
-            return not any(matcher.validate_tokens([token]) for matcher in self._matchers)
+            return not any(body.may_take(token) for body in self._bodies)
         return False
 
     def _advance(self, token: int, is_passed: bool) -> None:
         if is_passed:
             return
-        kept = [matcher for matcher in self._matchers if _goes_on(matcher, [token])]
+        kept = [body for body in self._bodies if body.take([token])]
         if self._opened is None:
             self._phase, self._blanks = _Phase.BODY, 0
             self._keep(kept)
         else:
-            self._matchers = kept
+            self._bodies = kept
 
-    def _keep(self, matchers: list[LLMatcher]) -> None:
-        self._matchers = matchers
-        if not matchers:
+    def _keep(self, bodies: list[Body]) -> None:
+        self._bodies = bodies
+        if not bodies:
             self._phase = _Phase.FREE
 
 
@@ -175,7 +174,7 @@ class CallGuide:
 
     def __init__(self, grammar: CallGrammar) -> None:
         self._grammar = grammar
-        self._matcher: LLMatcher | None = None
+        self._body: Body | None = None
         """Of the call that has begun."""
         self._is_lost = False
         self._reader = grammar.markup.open(grammar.opening, CALL)
@@ -184,62 +183,30 @@ class CallGuide:
         """See `contract.Guide`."""
         if self._is_lost:
             return
-        if self._matcher is None:
+        if self._body is None:
             self._look(token)
-        elif not _goes_on(self._matcher, [token]):
-            self._is_lost, self._matcher = True, None
+        elif not self._body.take([token]):
+            self._is_lost, self._body = True, None
         self._close()
 
     def fill(self, mask: memoryview) -> bool:
-        """See `contract.Guide`. Raises `GuideError` once llguidance has given the grammar up."""
-        if self._matcher is None:
+        """See `contract.Guide`. Raises `GuideError` once a body has failed."""
+        if self._body is None:
             return False
-        _allow([self._matcher], self._grammar.markup.lexicon, np.frombuffer(mask, np.uint32))
+        allow_any([self._body], np.frombuffer(mask, np.uint32), self._grammar.markup.lexicon.blank_mask.size)
         return True
 
     def _look(self, token: int) -> None:
         rest = self._reader.push(token)
         if rest is None:
             return
-        matcher = self._grammar.body.deep_copy()
-        if rest and not _takes(matcher, self._grammar.markup.lexicon, rest):
+        body = Body(self._grammar.body, self._grammar.markup.lexicon)
+        if rest and not body.take_text(rest):
             self._is_lost = True
         else:
-            self._matcher = matcher
+            self._body = body
 
     def _close(self) -> None:
-        if self._matcher is not None and self._matcher.is_stopped() and not self._matcher.is_error():
-            self._matcher = None
+        if self._body is not None and self._body.is_over:
+            self._body = None
             self._reader = self._grammar.markup.open(CONTENT, CALL)
-
-
-def _takes(matcher: LLMatcher, lexicon: Lexicon, text: bytes) -> bool:
-    """Whether these bytes may follow; then they have."""
-    tokens = lexicon.tokens_of(text)
-    # Half a character behind a marker, in one token with it, is not followed up.
-    is_whole = b"".join(map(lexicon.spell, tokens)) == text
-    return is_whole and _goes_on(matcher, tokens)
-
-
-def _goes_on(matcher: LLMatcher, tokens: Sequence[int]) -> bool:
-    """Whether these may follow; then they have. One that has failed goes on, until it is asked for a mask."""
-    return matcher.try_consume_tokens([*tokens]) == len(tokens) or matcher.is_error()
-
-
-def _allow(matchers: Sequence[LLMatcher], lexicon: Lexicon, words: np.ndarray) -> None:
-    """Set what one of them allows, and clear the rest."""
-    size = lexicon.blank_mask.size
-    words[size if matchers else 0 :] = 0
-    if matchers:
-        _compute(matchers[0], words[:size])
-    for matcher in matchers[1:]:
-        other = np.empty(size, np.uint32)
-        _compute(matcher, other)
-        words[:size] |= other
-
-
-def _compute(matcher: LLMatcher, words: np.ndarray) -> None:
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-    if matcher.is_error():
-        # What it has left in `words` is an end of the answer, as if that were one.
-        raise GuideError(matcher.get_error().replace("<non-verbose/>", "").strip())

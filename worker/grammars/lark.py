@@ -40,9 +40,11 @@ def value(schema: Mapping[str, Any]) -> str:
 
 
 def marked(text: str, names: Mapping[str, int]) -> str:
-    """A text with the names of special tokens in it, each as that token."""
-    if not text:
-        return ""
+    """A text with the names of special tokens in it, each as that token.
+
+    Line ends stand by themselves: the lexer takes the longest terminal that may come, and would not go back
+    where two texts that may follow begin with the same one.
+    """
     known = sorted(names, key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, known))})", text) if known else [text]
+    parts = re.split("|".join(["(\n+)", *(f"({re.escape(name)})" for name in known)]), text)
     return " ".join(f"<[{names[part]}]>" if part in names else literal(part) for part in parts if part)

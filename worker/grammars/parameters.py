@@ -91,7 +91,7 @@ STYLES: Mapping[str, Style] = {
 
 @dataclass(slots=True)
 class Described:
-    """The arguments of one tool. `any`: as many as there must be; `some`: at least one."""
+    """The arguments of one tool. `any`: as many as there must be; `some`: at least one, if there is one."""
 
     any: str = ""
     some: str = ""
@@ -168,7 +168,7 @@ def parameters(
     writer = _Writer(schema, style, marked, _gaps(style, spacing))
     listed, required = schema.get("properties") or {}, [*schema.get("required", [])]
     described = Described(rules=writer.rules, may_be_empty=not required)
-    if not listed and not required:
+    if "properties" not in schema and not required:
         writer.rules[f"{name}k"] = lark.regex(_KEY)
         one = writer.argument(f"{name}v", f"{name}k", {})
         described.any, described.some = f"({one}){{0,{_MORE_MAX}}}", f"({one}){{1,{_MORE_MAX}}}"
@@ -192,7 +192,7 @@ def _some(optional: list[str]) -> str:
         " ".join([one, *(f"({later})?" for later in optional[place + 1 :])])
         for place, one in enumerate(optional)
     ]
-    return f"({' | '.join(options)})"
+    return f"({' | '.join(options)})" if options else ""
 
 
 def _gaps(style: Style, spacing: Callable[[str, str, str], str]) -> tuple[str, str, str]:

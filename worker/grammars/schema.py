@@ -41,9 +41,9 @@ _WRITING = {
 }
 # What JSON could have as \\uXXXX alone. llguidance would leave such a character out of a constant.
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_HEX = "0[0-7be-f]|1[0-9a-f]|7f"
 _UNWRITTEN_IN_PATTERN = re.compile(
-    rf"{_UNWRITTEN.pattern}|\\[avc0]|\\(?:x|u00|[xu]{{0*)(?:0?[0-7be-f]|1[0-9a-f]|7f)(?![0-9a-f])",
-    re.IGNORECASE,
+    rf"{_UNWRITTEN.pattern}|\\[avc0]|\\(?:x|u00)(?:{_HEX})|\\[xu]{{0*(?:[0-7be-f]|{_HEX})}}", re.IGNORECASE
 )
 _CLASS = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]")
 _ONE = ("additionalProperties", "additionalItems", "items")

@@ -13,7 +13,7 @@ import pytest
 from tests.worker.engine.test_sampling import VOCABULARY, WAYS, random_logits
 from tests.worker.engine.test_sampling_filters import FILTERS, upstream_logprobs
 from worker.contract import Draw
-from worker.engine.sampling.guiding import Mask
+from worker.engine.sampling.guiding import Held, Masks
 from worker.engine.sampling.sampler import Row, Sampler
 
 
@@ -111,11 +111,32 @@ def test_held_rows_draw_the_same_alone_and_free_rows_as_if_they_were() -> None:
 
 
 def test_there_is_no_mask_where_all_rows_are_free() -> None:
-    assert Mask.of([None, None], 40) is None
-    allowed = np.zeros(40, np.uint8)
-    allowed[39] = 1
-    mask = Mask.of([allowed, None], 40)
+    masks = Masks(2)
+    masks.clear(40)
+    masks.spare(1)
+    assert masks.gather() is None
+    masks.ask(0, Held(Only((39,))))
+    mask = masks.gather()
     assert mask is not None
-    values = mask.apply(mx.ones((2, 40))).tolist()
-    assert values == [[-math.inf] * 39 + [1.0], [1.0] * 40]
+    assert mask.apply(mx.ones((2, 40))).tolist() == [[-math.inf] * 39 + [1.0], [1.0] * 40]
     assert mask.keep(mx.array([3, 3], mx.uint32)).tolist() == [39, 3]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 64, 100])
+def test_a_mask_is_as_wide_as_the_logits_and_no_wider(vocabulary: int) -> None:
+    class All(Only):
+        def fill(self, mask: memoryview) -> bool:
+            assert mask.tolist() == [0] * -(-vocabulary // 32)
+            mask[-1] = 2**32 - 1
+            return True
+
+    masks, held = Masks(2), Held(All(()))
+    for _ in range(2):
+        masks.clear(vocabulary)
+        masks.ask(1, held)
+        mask = masks.gather()
+        assert mask is not None
+        last = (vocabulary - 1) // 32 * 32
+        masked = [0.0 if token >= last else -math.inf for token in range(vocabulary)]
+        assert mask.apply(mx.zeros((2, vocabulary))).tolist() == [[0.0] * vocabulary, masked]
+        assert mask.keep(mx.zeros(2, mx.uint32)).tolist() == [0, last]

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Capabilities, Media, Sampling, Tokenizing
+from protocol.parts import Calling, Capabilities, Media, Sampling, Tokenizing
 from tests.models.fixtures import model_folder
 from worker.contract import Draw, Prepared, Tokenized
 from worker.models.draw import read_defaults
@@ -90,6 +90,18 @@ def test_tools_and_template_arguments_reach_the_template() -> None:
     assert text(prepare(rules, template_kwargs={"enable_thinking": False})).endswith(
         "<think>\n\n</think>\n\n"
     )
+
+
+def test_tools_may_be_called_by_name_with_what_their_schemas_say() -> None:
+    rules = PromptRules(context_length=1000, vocabulary=2048, defaults=Draw())
+    bare = {"type": "function", "function": {"name": "now"}}
+    prepared = prepare(rules, tools=[TOOL, bare])
+    assert prepared.tools == {"get_weather": TOOL["function"].get("parameters", {}), "now": {}}
+    assert not prepared.single_call
+    for single in (True, False):
+        assert prepare(rules, tools=[TOOL], calling=Calling(single=single)).single_call == single
+    assert prepare(rules).tools == {}
+    assert prepare(rules, tools=[{"type": "web_search"}]).tools == {}
 
 
 def test_thinking_is_left_as_the_template_has_it(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import NamedTuple, cast
 
 import mlx.core as mx
-import numpy as np
 
 from worker.contract import Draw, Likelihood
 from worker.engine.sampling.distribution import (
@@ -31,7 +30,7 @@ from worker.engine.sampling.distribution import (
     uniforms_at,
 )
 from worker.engine.sampling.forcing import Forced, ThoughtGuard
-from worker.engine.sampling.guiding import Held, Mask
+from worker.engine.sampling.guiding import Held, Masks
 from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.penalties import Bias, Counts, Penalties, is_penalized
 from worker.engine.sampling.report import Report
@@ -72,15 +71,15 @@ class Row:
             return Forced(self.draw.forced[index])
         return self._guard.forced(index) if self._guard else None
 
-    def allowed(self, position: int, vocabulary: int) -> np.ndarray | None:
-        """Which of so many tokens the grammar lets stand at a position: [vocabulary] uint8. None: any, or one
-        must stand there, which goes before.
+    def ask(self, position: int, masks: Masks, place: int) -> None:
+        """Put what the grammar lets stand at a position into a place of `masks`: anything, if one token must.
 
         All before it must have been `seen`. Called by any thread, by one at a time.
         """
         if self._held is None or self.forced(position) is not None:
-            return None
-        return self._held.allowed(vocabulary)
+            masks.spare(place)
+        else:
+            masks.ask(place, self._held)
 
     def saw(self, token: int) -> None:
         """The next token of the answer has been read."""
@@ -235,20 +234,20 @@ class _Group:
             self.penalties = Penalties(draws, [row.counts for row in chosen if row.counts])
         self._bias = Bias(draws) if needs.is_biased else None
         self._rows = chosen
-        self._allowed: list[np.ndarray | None] = [None] * len(chosen)
+        self._masks = Masks(len(chosen)) if needs.is_guided else None
         self._seeds = [row.seed for row in chosen]
         self._chosen = mx.array(members, mx.uint32) if len(members) < len(rows) else None
         self._distribution = Distribution(needs.filters, draws) if needs.filters else None
 
     def questions(self, positions: Sequence[int], vocabulary: int) -> list[Job]:
         """See `Drawing`."""
-        if not self.is_guided:
+        if self._masks is None:
             return []
-        places = enumerate(self.members)
-        return [partial(self._ask, place, positions[row], vocabulary) for place, row in places]
-
-    def _ask(self, place: int, position: int, vocabulary: int) -> None:
-        self._allowed[place] = self._rows[place].allowed(position, vocabulary)
+        self._masks.clear(vocabulary)
+        return [
+            partial(row.ask, positions[index], self._masks, place)
+            for place, (index, row) in enumerate(zip(self.members, self._rows, strict=True))
+        ]
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """The tokens of the group's rows, in the order of `members`, from the logits of the whole batch."""
@@ -260,7 +259,7 @@ class _Group:
             logits = self._bias(logits)
         if self.penalties:
             logits = self.penalties(logits)
-        mask = Mask.of(self._allowed, logits.shape[-1]) if self.is_guided else None
+        mask = self._masks.gather() if self._masks else None
         if mask is None:
             return self._drawn(logits, positions)
         return mask.keep(self._drawn(mask.apply(logits), positions))

@@ -38,8 +38,7 @@ def read_pythonic(writer: CallWriter, end: str) -> Steps[None]:
     yield from source.spaces()
     yield from source.expect("[")
     if (yield from source.ahead()) == "{":
-        source.back()
-        yield from read_objects(writer)
+        yield from read_objects(writer, is_list=True)
         return (yield from read_end(writer, end))
     while True:
         yield from _read_call(writer)

@@ -23,7 +23,6 @@ from worker.output.calls.tagged import (
     LONGCAT,
     PARAM,
     Tags,
-    read_argument,
     read_arguments,
     read_call,
     read_end,
@@ -60,17 +59,14 @@ def _read_opened(writer: CallWriter, tags: Tags, end: str) -> Steps[None]:
 def _read_named(writer: CallWriter, tags: Tags) -> Steps[None]:
     """The name stands by itself."""
     name, end = yield from read_name(writer, tags.key, tags.end, "{")
+    writer.source.back()
     writer.begin(name)
-    if end == tags.end:
-        writer.close_keys()
-    elif end == tags.key:
-        yield from read_argument(writer, tags)
-        yield from read_arguments(writer, tags)
-    else:
-        writer.source.back()
+    if end == "{":
         yield from read_object(writer.source, JSON, writer.say)
         writer.close()
         yield from read_end(writer, tags.end)
+    else:
+        yield from read_arguments(writer, tags)
 
 
 def _read_any(writer: CallWriter, tags: Tags, openings: Mapping[str, Tags]) -> Steps[None]:

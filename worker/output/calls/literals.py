@@ -202,7 +202,7 @@ def python_number(text: str) -> str | None:
     try:
         if _INTEGER.fullmatch(text):
             return str(int(text))
-        if text[:2].lower() in ("0x", "0o", "0b"):
+        if text.lstrip("+-")[:2].lower() in ("0x", "0o", "0b"):
             return str(int(text, 0))
         number = float(text) if _FLOAT.fullmatch(text) else math.nan
     except ValueError:

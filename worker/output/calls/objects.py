@@ -46,17 +46,17 @@ class _Known:
             raise BrokenError
 
 
-def read_objects(writer: CallWriter) -> Steps[None]:
-    """One call, or more in a row or in a list."""
+def read_objects(writer: CallWriter, *, is_list: bool = False) -> Steps[None]:
+    """One call, or more in a row or in a list. `is_list`: its opening was read."""
     source = writer.source
     yield from source.spaces()
-    is_list = yield from source.skip("[")
+    is_list = is_list or bool((yield from source.skip("[")))
     while True:
         yield from source.spaces()
         yield from _Object(writer).read()
         yield from source.spaces()
         if is_list and (yield from source.skip("]")):
-            return writer.source.take()
+            return source.take()
         if is_list:
             yield from source.expect(",")
         elif (yield from source.peek()) != "{":

@@ -106,8 +106,9 @@ class CallReading:
         """See `channels.Machine`."""
         while text and not self._calls.is_complete:
             text = self._look(text) if self._attempt is None else self._try(self._attempt, text)
-        is_around = self._calls.begun and self._spaces is not None
-        self.state = CALL if self._attempt or is_around else self._seeker.state
+        state = self._seeker.state
+        is_around = state == CONTENT and self._calls.begun and self._spaces is not None
+        self.state = CALL if self._attempt or is_around else state
         pieces, self._pieces = self._pieces, []
         return pieces
 

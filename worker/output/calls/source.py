@@ -68,6 +68,7 @@ class Source:
         self._text = ""
         self._at = 0
         self._taken = 0
+        self._ended_at = 0
         self._has_ended = False
         self._is_whole = False
 
@@ -108,8 +109,8 @@ class Source:
         return self._text[self._at - 1]
 
     def back(self) -> None:
-        """Unread a character."""
-        self._at -= 1
+        """Unread the end of the part that was read last."""
+        self._at = self._ended_at
 
     def skip(self, *literals: str) -> Steps[str]:
         """The first of these that stands here, read; empty if none does."""
@@ -180,7 +181,7 @@ class Source:
             found = ends.pattern.search(self._text, self._at)
             if found is not None:
                 text = self._text[self._at : found.start()]
-                self._at = found.end()
+                self._ended_at, self._at = found.span()
                 return text, ends.literals[found[0]]
             rest = self._text[self._at :]
             if certain := len(rest) - ends.hold(rest):
