@@ -14,7 +14,7 @@ from broker.dialects.chat_body import Body
 from broker.dialects.forms import form_of
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, stop_strings
+from broker.dialects.parameters import sampling, stop_strings, template_kwargs
 from protocol.conversation import pack
 from protocol.messages import Accepted, Generate, Scored
 from protocol.parts import CallDelta, Delta, Media
@@ -32,7 +32,8 @@ def generate(
     body: Body, messages: list[dict[str, Any]], media: list[Media], *, id: str, incarnation: str
 ) -> Generate:
     """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
-    offer, wishes = body.offer, _template_kwargs(body)
+    offer = body.offer
+    wishes = template_kwargs(body.reasoning_effort, body.enable_thinking, body.chat_template_kwargs)
     return Generate(
         incarnation=incarnation,
         id=id,
@@ -51,19 +52,6 @@ def generate(
         form=form_of(body),
         calling=offer.calling,
     )
-
-
-def _template_kwargs(body: Body) -> dict[str, Any]:
-    """What the template is told beside the messages: of two wishes that exclude each other, the one that is
-    nearer to the template."""
-    wishes: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        wishes["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            wishes["enable_thinking"] = False
-    if body.enable_thinking is not None:
-        wishes["enable_thinking"] = body.enable_thinking
-    return wishes | (body.chat_template_kwargs or {})
 
 
 # --- to the client -----------------------------------------------------------------------------------

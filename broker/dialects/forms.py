@@ -108,7 +108,7 @@ def _openai(wanted: ResponseFormat | None) -> Iterator[Form]:
     if wanted.type == "json_schema" and (wanted.json_schema is not None or not _is_given(schema)):
         described = wanted.json_schema or JsonSchema()
         place, schema = "response_format.json_schema.schema", described.schema
-    yield Form(kind="json_schema", text=_schema(place, schema), param=place)
+    yield Form(kind="json_schema", text=schema_text(place, schema), param=place)
 
 
 def _vllm(told: StructuredOutputs | None) -> Iterator[Form]:
@@ -130,7 +130,7 @@ def _texts(
     """`before`: what the names of the four begin with."""
     if _is_given(schema):
         place = f"{before}json"
-        yield Form(kind="json_schema", text=_schema(place, schema, or_text=True), param=place)
+        yield Form(kind="json_schema", text=schema_text(place, schema, or_text=True), param=place)
     if choice is not None:
         place = f"{before}choice"
         yield Form(kind="choice", text=encode(_filled(place, choice)).decode(), param=place)
@@ -143,7 +143,7 @@ def _is_given(value: Raw) -> bool:
     return bytes(value) not in _ABSENT
 
 
-def _schema(param: str, schema: Raw, *, or_text: bool = False) -> str:
+def schema_text(param: str, schema: Raw, *, or_text: bool = False) -> str:
     """The text of a schema; `or_text`: which may have come as a string. Raises `RequestError` for what is no
     JSON object."""
     if not _is_given(schema):

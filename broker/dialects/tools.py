@@ -66,8 +66,8 @@ class Offer:
     calling: Calling | None = None
 
 
-class _Wish(NamedTuple):
-    """`allowed`: the names of those that may be called; None: all."""
+class Wish(NamedTuple):
+    """How a client wants functions to be called. `allowed`: the names of those that may be; None: all."""
 
     allowed: frozenset[str] | None = None
     required: bool = False
@@ -80,7 +80,11 @@ def offer(tools: Sequence[Tool], choice: ToolChoice | None, *, single: bool) -> 
     Raises `RequestError` naming the parameter at fault.
     """
     functions = list(_functions(tools))
-    wish = _wish(choice, frozenset(function.name for function in functions))
+    return grant(functions, _wish(choice, frozenset(f.name for f in functions)), single=single)
+
+
+def grant(functions: Sequence[FunctionTool], wish: Wish, *, single: bool) -> Offer:
+    """What is offered of `functions`. Raises `RequestError` where a call is asked for and none can be had."""
     offered = [f for f in functions if wish.allowed is None or f.name in wish.allowed]
     if wish.required and not offered:
         message = "'tool_choice' asks for a call, and there are no 'tools' that could be called."
@@ -107,21 +111,21 @@ def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:
         yield tool.function
 
 
-def _wish(choice: ToolChoice | None, known: frozenset[str]) -> _Wish:
+def _wish(choice: ToolChoice | None, known: frozenset[str]) -> Wish:
     match choice:
         case "none":
-            return _Wish(allowed=frozenset())
+            return Wish(allowed=frozenset())
         case "required":
-            return _Wish(required=True)
+            return Wish(required=True)
         case Choice(type="allowed_tools"):
             return _allowed(choice.allowed_tools, known)
         case Choice():
-            return _Wish(required=True, name=_name("tool_choice", choice, known))
+            return Wish(required=True, name=_name("tool_choice", choice, known))
         case _:
-            return _Wish()
+            return Wish()
 
 
-def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> _Wish:
+def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> Wish:
     param = "tool_choice.allowed_tools"
     if allowed is None:
         raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
@@ -130,7 +134,7 @@ def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> _Wish:
         for index, tool in enumerate(allowed.tools)
         if tool.type in (None, "function")
     )
-    return _Wish(allowed=names, required=allowed.mode == "required")
+    return Wish(allowed=names, required=allowed.mode == "required")
 
 
 def _name(param: str, tool: Reference, known: frozenset[str]) -> str:

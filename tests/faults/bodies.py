@@ -29,11 +29,14 @@ HANG_S = 60.0
 VANISH = 0.02
 GATEWAY_FLAGS = ("--body-timeout", "3", "--max-waiting", "2048")
 WORKER_FLAGS = ("--name", "fake", "--max-running", "64")
+LAST_EVENTS = {"message_stop", "error", "response.completed", "response.incomplete"}
 RELATED = {
     "logprobs": {"top_logprobs"},
     "tools": {"tool_choice"},
     "n": {"best_of", "prompt"},
     "prompt": {"n"},
+    "input": {"previous_response_id"},
+    "previous_response_id": {"input"},
     "echo": {"max_tokens", "suffix"},
     "messages": {"prompt"},
 }
@@ -156,11 +159,11 @@ def _judge_body(request: Request, answer: Answer) -> str:
         return ""
     if answer.is_stream:
         *events, last = sse_documents(iter(answer.body.decode().split("\n")))
-        ended = last == "[DONE]" or json.loads(last).get("type") in ("message_stop", "error")
+        ended = last == "[DONE]" or json.loads(last).get("type") in LAST_EVENTS
         return "" if ended and all(json.loads(event) for event in events) else "stream cut short"
     document = json.loads(answer.body)
     if answer.status < 300:
-        return "an error object" if "error" in document else ""
+        return "an error object" if document.get("error") else ""
     error = document["error"]
     if document.get("type") == "error":
         return _judge_anthropics(request, answer, document)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-MESSAGES = "/v1/messages"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 17, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308,
     float("nan"), float("inf"), "", "x", "\x00", "\ud800", "é" * 300, "null", "1", [], [[]], [None], [1, "a"],
@@ -48,7 +48,7 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
         (CHAT, common | chat), (CHAT, common | chat | streamed), (CHAT, plain), (CHAT, plain | streamed),
         (TEXT, common | text), (TEXT, common | text | streamed), (TEXT, {"prompt": "a b", "max_tokens": 2}),
         (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}), *held_bodies(plain),
-        (TEXT, {"prompt": "a", "guided_regex": "a|b"} | streamed), *anthropics_bodies(),
+        (TEXT, {"prompt": "a", "guided_regex": "a|b"} | streamed), *responses_bodies(), *anthropics_bodies(),
         ("/tokenize", {"prompt": "a b", "add_special_tokens": False, "return_token_strs": True}),
         ("/tokenize", {"messages": talk, **more}), ("/detokenize", {"tokens": [1, 2]}),
     ]  # fmt: skip
@@ -86,6 +86,37 @@ def anthropics_bodies() -> list[tuple[str, dict[str, Any]]]:
         (MESSAGES, prompt | drawn | ours), (MESSAGES, prompt | drawn | {"stream": True}), (MESSAGES, plain),
         (MESSAGES + "?beta=true", plain | {"stream": True}), (MESSAGES + "/count_tokens", prompt),
     ]  # fmt: skip
+
+
+def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Items of every kind, and what an agent asks for beside them."""
+    function = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object"}}
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "id": "m", "role": "user", "content": [{"type": "input_text", "text": "words"}]},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "AAAA"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "42"}]},
+        {"type": "web_search_call", "action": {}},
+        {"role": "user", "content": "and now"},
+    ]
+    agent = {
+        "instructions": "i", "store": False, "include": ["reasoning.encrypted_content"],
+        "metadata": {"a": "b"}, "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tools": [function, {"type": "namespace", "name": "n", "tools": [function]}, {"type": "web_search"}],
+        "tool_choice": "auto", "parallel_tool_calls": True, "truncation": "auto", "top_logprobs": 2,
+        "max_tool_calls": 3, "previous_response_id": None, "prompt_cache_key": "k", "background": False,
+    }  # fmt: skip
+    plain = {"input": "hi", "max_output_tokens": 2}
+    return [
+        (RESPONSES, agent | {"model": "fake", "input": items, "max_output_tokens": 3}),
+        (RESPONSES, agent | {"input": items, "max_output_tokens": 3, "stream": True}),
+        (RESPONSES, plain),
+        (RESPONSES, plain | {"stream": True}),
+    ]
 
 
 def held_bodies(plain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -45,7 +45,8 @@ class FakePreparer:
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
-            raise too_long(self.context_length, len(tokens), "messages", by_memory=by_memory)
+            source = request.source or "messages"
+            raise too_long(self.context_length, len(tokens), source, by_memory=by_memory)
         # What came twice over a bad line is one request: its row follows the script that was here first.
         script = self.scripts.setdefault(request.id, script)
         return FakePrepared(

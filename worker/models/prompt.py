@@ -76,7 +76,7 @@ class TextPreparer:
             source, text = request.source or "prompt", request.prompt or ""
             tokens = self._completed(request, text, source)
         else:
-            source, text = "messages", self._rendered(conversation, conversation.messages)
+            source, text = request.source or "messages", self._rendered(conversation, conversation.messages)
             tokens = self._encode(text, source, special=False)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
@@ -110,12 +110,11 @@ class TextPreparer:
         _refuse_media(request, media)
         wanted = request.tokenizing or Tokenizing()
         tokens = self._taken_apart(request, wanted)
-        pieces = self._tokenizer.convert_ids_to_tokens(tokens) if wanted.pieces else []
         return Tokenized(
             id=request.id,
             count=len(tokens),
             tokens=tuple(tokens) if wanted.tokens else (),
-            pieces=tuple(piece or "" for piece in pieces),  # the model may have more ids than the tokenizer
+            pieces=self._pieces(tokens) if wanted.pieces else (),
             text=self._echo_text(request),
         )
 
@@ -128,6 +127,10 @@ class TextPreparer:
         if wanted.special is None or request.tokens is not None:
             return self._completed(request, text, source)
         return self._encode(text, source, special=wanted.special)
+
+    def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
+        pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
+        return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
 
     def _heeded(self, conversation: Conversation) -> Conversation:
         """Without the wishes that this model's template does not know."""
@@ -271,12 +274,6 @@ class TextPreparer:
         return min(request.max_tokens, room)
 
 
-def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
-    if request.media or media:
-        message = "This model takes text only; it cannot see images."
-        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
-
-
 def _tools_in(conversation: Conversation) -> dict[str, Mapping[str, Any]]:
     """What the answer may call: the schemas of its arguments, by name."""
     functions = [tool.get("function") for tool in conversation.tools or ()]
@@ -292,6 +289,12 @@ def _is_raw(grammar: Grammar | None) -> bool:
     if not isinstance(grammar, HeldGrammar):
         return False
     return grammar.is_text and grammar.opening == CONTENT and not grammar.thought
+
+
+def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
+    if request.media or media:
+        message = "This model takes text only; it cannot see images."
+        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
 
 
 def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
