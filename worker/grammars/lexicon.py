@@ -32,6 +32,7 @@ class Lexicon:
         self.tokenizer = LLTokenizer(TokenizerWrapper(source), n_vocab=width, eos_token=ends)
         self.names = {name: token for token, name in known.items()}
         self.special = frozenset({*known, *ends})
+        self._silent = self.special | {token for token, piece in enumerate(pieces) if not piece}
         blanks = [token for token in range(width) if token not in self.special and _is_blank(pieces[token])]
         self.blanks = frozenset(blanks)
         bits = np.zeros(32 * ((width + 31) // 32), np.uint8)
@@ -40,7 +41,7 @@ class Lexicon:
 
     def spell(self, token: int) -> bytes:
         """The bytes of a token that is not special; of any other, none."""
-        if token in self.special or token >= self.width:
+        if token in self._silent or token >= self.width:
             return b""
         return bytes(self.tokenizer.decode_bytes([token]))
 

@@ -1,4 +1,4 @@
-"""Tokens as llguidance knows them, of every kind of tokenizer: what is drawn decodes to what the form says."""
+"""Tokens as llguidance knows them, of any kind of tokenizer: what is drawn decodes to what the form says."""
 
 from __future__ import annotations
 
