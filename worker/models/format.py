@@ -123,6 +123,7 @@ class Reading:
 
     def split(self, text: str) -> list[Piece]:
         """See `channels.Machine`."""
+        pieces: list[Piece]
         position, pieces = TextStateMachine.split(self._position, text)
         if self._heads or len(position[3]) > self._held_max:
             return self._gone_on(position, pieces)
