@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -132,6 +133,11 @@ def find_unknown_wishes(template: Render) -> frozenset[str]:
     return frozenset(name for name, value in wishes if not attempt(template, [_USER], options={name: value}))
 
 
+def opens_thoughts(template: Render, start: str) -> bool:
+    """Whether it begins the thought itself where one is asked for: then the model does so nowhere else."""
+    return attempt(template, [_USER], options={"enable_thinking": True}).rstrip().endswith(start)
+
+
 def behind_thoughts(template: Render, end: str) -> str:
     """What stands between the end of a thought and the answer: in the history, else where the prompt itself
     has an empty thought."""
@@ -191,3 +197,20 @@ def probe(tokenizer: TokenizerWrapper) -> Capabilities:
 def _in_order(text: str, *parts: str) -> bool:
     places = [text.find(part) for part in parts]
     return -1 not in places and places == sorted(places)
+
+
+def rendered_calls(template: Render) -> str:
+    """How the template writes two calls in one answer; empty where it does not."""
+    function = {"name": "probe_tool", "arguments": {"alpha": "one", "beta": "two"}}
+    calls = [{"function": function, "id": f"abcdefgh{number}", "type": "function"} for number in range(2)]
+    return attempt(template, [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], [_TOOL])
+
+
+def spacing_in(rendered: str) -> Callable[[str, str, str], str]:
+    """What white space stands there between two texts where the second follows the first, or else a third."""
+
+    def spacing(left: str, right: str, default: str) -> str:
+        found = re.findall(rf"{re.escape(left)}(\s*){re.escape(right)}", rendered) if left and right else []
+        return str(found[-1]) if found else default
+
+    return spacing

@@ -14,6 +14,7 @@ from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
 from worker.models.format import CallFormat, Format
+from worker.models.holding import Held
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.template import probe
 from worker.output.calls.ids import namer_of
@@ -38,11 +39,12 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
     defaults, size = _defaults(folder), config.vocabulary or len(tokenizer)
     vocabulary = Vocabulary(tokenizer._tokenizer)
     form, call_form = Format(tokenizer, vocabulary), CallFormat(tokenizer, vocabulary)
+    held = Held()
 
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
         rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
-        return TextPreparer(open_tokenizer(folder, config.end_tokens), rules)
+        return TextPreparer(open_tokenizer(folder, config.end_tokens), rules, held)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
         if prepared.opening is not None and prepared.tools:

@@ -93,6 +93,11 @@ class ChannelPipeline:
         # Tokens of a thought that may be those of a call.
         self._undecided_tokens = 0
 
+    @property
+    def stop_string(self) -> str:
+        """See `contract.Pipeline`."""
+        return self._matcher.found
+
     def push(self, token: int) -> Growth:
         """See `contract.Pipeline`."""
         if self.stopped:

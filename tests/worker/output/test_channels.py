@@ -229,7 +229,9 @@ def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[in
     all_thoughts, all_content = by_splitting(it, it.whole(tokens), state)
     ends = [all_content.find(each) + len(each) for each in stop if each in all_content]
     assert pipeline.stopped == bool(ends)
+    assert pipeline.stop_string in (stop if ends else [""])
     if ends:
+        assert all_content.startswith(content + pipeline.stop_string)
         assert all_content.startswith(content)
         assert not any(each in content for each in stop)
         assert all_thoughts.startswith(thoughts)
