@@ -20,7 +20,7 @@ from broker.dialects.responses.history import History
 from broker.dialects.responses.items import listed
 from broker.dialects.responses.output import Output
 from broker.dialects.responses.store import Kept, Piece
-from broker.dialects.tools import Offer
+from broker.dialects.responses.tools import Offer
 from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.auth import Key
 from broker.http.boarding import check_room
