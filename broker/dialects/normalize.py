@@ -121,7 +121,8 @@ def _read_part(part: Mapping[str, Any], param: str) -> _Part:
             return part.get("refusal") or ""
         case "image_url" | "input_image":
             image = part["image_url"]
-            return Image(image if isinstance(image, str) else image["url"], param)
+            # Where the client has put it, if the dialect has made these messages of something else.
+            return Image(image if isinstance(image, str) else image["url"], part.get("param") or param)
         case "image":
             return None
         case unknown:

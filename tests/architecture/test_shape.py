@@ -27,10 +27,12 @@ BOUNDARIES = {
     "broker/line/link.py",
     "worker/schedule/failures.py",
     "worker/schedule/loop.py",
+    "worker/grammars/compiler.py",
     "worker/line/pool.py",
     "worker/schedule/store.py",
     "worker/line/modelthread.py",
     "worker/models/load.py",
+    "worker/engine/sampling/guiding.py",
 }
 # Outside of our hands: a library that raises nothing narrower.
 EXCUSED = {"worker/models/text.py"}

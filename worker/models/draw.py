@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Sampling
-from worker.contract import Draw, ThoughtLimit
+from worker.contract import Draw, Grammar, ThoughtLimit
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -41,7 +41,13 @@ def read_defaults(folder: Path) -> Draw:
     )
 
 
-def draw_of(sampling: Sampling, defaults: Draw, vocabulary: int, thoughts: ThoughtLimit | None) -> Draw:
+def draw_of(
+    sampling: Sampling,
+    defaults: Draw,
+    vocabulary: int,
+    thoughts: ThoughtLimit | None,
+    grammar: Grammar | None = None,
+) -> Draw:
     """Of a model with so many tokens. Raises `RequestError` for a bias of a token that it does not have."""
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
     penalty = sampling.repetition_penalty
@@ -57,6 +63,7 @@ def draw_of(sampling: Sampling, defaults: Draw, vocabulary: int, thoughts: Thoug
         logit_bias=_logit_bias(sampling.logit_bias, vocabulary - 1),
         logprobs=sampling.logprobs,
         thoughts=thoughts,
+        grammar=grammar,
     )
 
 

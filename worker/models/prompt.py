@@ -5,10 +5,11 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
@@ -16,10 +17,14 @@ from mlx_lm.utils import load_tokenizer
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from worker.contract import Draw, Prepared, ThoughtLimit, too_long
+from protocol.parts import Tokenizing
+from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized, too_long
+from worker.grammars.forms import is_json
+from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.draw import draw_of
 from worker.models.format import closing_of, opening_of
+from worker.models.holding import Held, Holder
 from worker.models.infill import infilling_of
 from worker.models.template import (
     RESERVED,
@@ -29,7 +34,7 @@ from worker.models.template import (
     render,
     template_of,
 )
-from worker.output.channels import REASONING
+from worker.output.channels import CONTENT, REASONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,8 @@ def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
 class TextPreparer:
     """`contract.Preparer` for models that take text."""
 
-    def __init__(self, tokenizer: TokenizerWrapper, rules: PromptRules) -> None:
-        """`tokenizer`: used by no other thread."""
+    def __init__(self, tokenizer: TokenizerWrapper, rules: PromptRules, held: Held | None = None) -> None:
+        """`tokenizer`: used by no other thread. `held`: shared by the preparers of one model."""
         self._tokenizer = tokenizer
         self._render = template_of(tokenizer)
         self._added = _added_tokens(tokenizer)
@@ -61,43 +66,71 @@ class TextPreparer:
         self._rules = rules
         self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
         self._closing = closing_of(tokenizer, self._render)
+        self._holder = Holder(tokenizer, self._render, rules.vocabulary, held or Held())
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
-        if request.media or media:
-            raise RequestError(
-                Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
-            )
+        _refuse_media(request, media)
         conversation = self._heeded(unpack(request))
         if conversation.messages is None:
             source, text = request.source or "prompt", request.prompt or ""
             tokens = self._completed(request, text, source)
         else:
-            source, text = "messages", self._rendered(conversation, conversation.messages)
+            source, text = request.source or "messages", self._rendered(conversation, conversation.messages)
             tokens = self._encode(text, source, special=False)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
         opening = self._opening(conversation, text)
         thoughts = self._thoughts(request, opening)
+        grammar = self._holder.grammar_of(request, conversation, opening, text)
         return Prepared(
             id=request.id,
             tokens=tuple(tokens),
             source=source,
-            draw=draw_of(request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts),
+            draw=draw_of(request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts, grammar),
             stop=tuple(stop for stop in request.stop if stop),
             max_tokens=self._max_tokens(request, len(tokens), source),
-            end_tokens=self._end_tokens(request),
+            end_tokens=self._end_tokens(request, grammar),
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(conversation, text, tokens),
-            opening=opening,
+            opening=None if _is_raw(grammar) else opening,
             echo=request.echo,
             scored=request.scored,
             echo_text=self._echo_text(request),
+            tools=_tools_in(conversation),
+            single_call=request.calling is not None and request.calling.single,
         )
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        """See `contract.Preparer`."""
+        _refuse_media(request, media)
+        wanted = request.tokenizing or Tokenizing()
+        tokens = self._taken_apart(request, wanted)
+        return Tokenized(
+            id=request.id,
+            count=len(tokens),
+            tokens=tuple(tokens) if wanted.tokens else (),
+            pieces=self._pieces(tokens) if wanted.pieces else (),
+            text=self._echo_text(request),
+        )
+
+    def _taken_apart(self, request: Generate, wanted: Tokenizing) -> list[int]:
+        conversation = self._heeded(unpack(request))
+        if conversation.messages is not None:
+            text = self._rendered(conversation, conversation.messages, opens_turn=wanted.opens_turn)
+            return self._encode(text, "messages", special=bool(wanted.special))
+        source, text = request.source or "prompt", request.prompt or ""
+        if wanted.special is None or request.tokens is not None:
+            return self._completed(request, text, source)
+        return self._encode(text, source, special=wanted.special)
+
+    def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
+        pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
+        return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
 
     def _heeded(self, conversation: Conversation) -> Conversation:
         """Without the wishes that this model's template does not know."""
@@ -126,10 +159,12 @@ class TextPreparer:
                 "'thinking_budget' is not served here: this model has no token that ends a thought.",
                 param="thinking_budget",
             )
+        # White space behind a thought would be part of a content that is to be exact.
+        is_exact = request.form is not None and not is_json(request.form)
         return ThoughtLimit(
             tokens=max(1, request.thinking_budget),
             opening=tuple(self._tokenizer.think_start_tokens),
-            closing=self._closing,
+            closing=self._closing[:1] if is_exact else self._closing,
             is_open=opening == REASONING,
         )
 
@@ -176,8 +211,8 @@ class TextPreparer:
             self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    def _end_tokens(self, request: Generate) -> frozenset[int]:
-        if request.ignore_eos:
+    def _end_tokens(self, request: Generate, grammar: Grammar | None) -> frozenset[int]:
+        if request.ignore_eos and not isinstance(grammar, HeldGrammar):  # which ends with one of them
             return frozenset()
         ends = frozenset(self._tokenizer.eos_token_ids)
         return ends | self._infilling.ends if request.suffix and self._infilling else ends
@@ -203,7 +238,7 @@ class TextPreparer:
                 Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
             ) from error
 
-    def _rendered(self, conversation: Conversation, messages: Messages) -> str:
+    def _rendered(self, conversation: Conversation, messages: Messages, *, opens_turn: bool = True) -> str:
         if self._render is None:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -217,7 +252,9 @@ class TextPreparer:
                 param="chat_template_kwargs",
             )
         try:
-            return render(self._render, messages, conversation.tools, conversation.options)
+            return render(
+                self._render, messages, conversation.tools, conversation.options, opens_turn=opens_turn
+            )
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -235,6 +272,29 @@ class TextPreparer:
         if request.max_tokens < (0 if request.echo else 1):
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
+
+
+def _tools_in(conversation: Conversation) -> dict[str, Mapping[str, Any]]:
+    """What the answer may call: the schemas of its arguments, by name."""
+    functions = [tool.get("function") for tool in conversation.tools or ()]
+    return {
+        str(function.get("name")): function.get("parameters") or {}
+        for function in functions
+        if isinstance(function, Mapping) and conversation.messages is not None
+    }
+
+
+def _is_raw(grammar: Grammar | None) -> bool:
+    """Whether nothing in the answer is a marker: it is content from its first token, held to a form."""
+    if not isinstance(grammar, HeldGrammar):
+        return False
+    return grammar.is_text and grammar.opening == CONTENT and not grammar.thought
+
+
+def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
+    if request.media or media:
+        message = "This model takes text only; it cannot see images."
+        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
 
 
 def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:

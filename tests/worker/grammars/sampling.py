@@ -1,0 +1,147 @@
+"""Answers drawn at random from what a guide allows, without a model; and vocabularies to draw them from."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from tests.models.fixtures import model_folder
+from tests.models.tokenizer import ADDED_TOKENS, token_bytes
+from worker.contract import Grammar, Guide
+from worker.grammars.compiler import Compiler
+from worker.grammars.guide import HeldGrammar
+from worker.grammars.lexicon import Lexicon
+from worker.grammars.reading import Markup
+
+TOKENS_MAX = 500
+HURRIED_AFTER = 100
+"""Tokens after which an answer is brought to its end."""
+WIDE = 151_936
+_CLOSING = (b'"', b"}", b"]", b"<", b"\n")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A vocabulary. `pieces`: the bytes of each token, of special ones their names."""
+
+    pieces: tuple[bytes, ...]
+    ends: tuple[int, ...]
+    lexicon: Lexicon
+    compiler: Compiler
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What a client would see; raises where that is no UTF-8."""
+        return b"".join(self.pieces[token] for token in tokens if token not in self.lexicon.special).decode()
+
+    def spell_out(self, text: str) -> list[int]:
+        """In tokens of one byte each, and special ones by their names."""
+        names = sorted(self.lexicon.names, key=len, reverse=True)
+        tokens, rest = [], text
+        while rest:
+            name = next((name for name in names if rest.startswith(name)), None)
+            if name is not None:
+                tokens.append(self.lexicon.names[name])
+                rest = rest[len(name) :]
+                continue
+            tokens += [self.pieces.index(bytes([byte])) for byte in rest[0].encode()]
+            rest = rest[1:]
+        return tokens
+
+    def grammar(self, lark: str) -> HeldGrammar:
+        return HeldGrammar((self.compiler.compile(lark),), self.lexicon, Markup({}, self.lexicon))
+
+
+def words_of(pieces: Sequence[bytes], names: dict[int, str], ends: Sequence[int]) -> Words:
+    lexicon = Lexicon(pieces.__getitem__, len(pieces), names, ends)
+    return Words(tuple(pieces), tuple(ends), lexicon, Compiler(lexicon))
+
+
+@cache
+def small() -> Words:
+    """The tests' own tokenizer: byte-level, 2000 tokens, and ids behind them that nothing is known of."""
+    tokenizer = Tokenizer.from_file(str(model_folder("dense") / "tokenizer.json"))
+    pieces = token_bytes(tokenizer)
+    names = {tokenizer.token_to_id(name): name for name in ADDED_TOKENS}
+    return words_of([*pieces, *[b""] * 48], names, [tokenizer.token_to_id("<|im_end|>")])
+
+
+@cache
+def wide() -> Words:
+    """As many tokens as Qwen's: bytes, and words, numbers and punctuation put together."""
+    starts = [b"", b" ", b'"', b"\n", b"{", b'{"', b', "', b": ", b'": "', b"[", b"\n  ", b"'"]
+    letters = [bytes([byte]) for byte in range(ord("a"), ord("z") + 1)]
+    middles = [b"".join(part) for count in (1, 2, 3) for part in itertools.product(letters, repeat=count)]
+    middles += [str(number).encode() for number in range(1000)] + ["é".encode(), "日本".encode(), b"\xe6\x97"]
+    known = dict.fromkeys([bytes([byte]) for byte in range(256)])
+    known |= dict.fromkeys(start + middle for start in starts for middle in middles)
+    special = ["<|endoftext|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+    pieces = [*itertools.islice(known, WIDE - len(special) - 20), *(name.encode() for name in special)]
+    names = {len(pieces) - len(special) + place: name for place, name in enumerate(special)}
+    ends = [token for token, name in names.items() if name.startswith("<|")]
+    return words_of([*pieces, *[b""] * (WIDE - len(pieces))], names, ends)
+
+
+class Mask:
+    """What a guide allows."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._bytes = bytearray(4 * ((width + 31) // 32))
+
+    def of(self, guide: Guide) -> bytes | None:
+        """None: anything."""
+        self._bytes[:] = b"\xff" * len(self._bytes)  # whatever was there before
+        return bytes(self._bytes) if guide.fill(memoryview(self._bytes)) else None
+
+    def allowed(self, guide: Guide) -> np.ndarray | None:
+        mask = self.of(guide)
+        if mask is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        assert not bits[self._width :].any(), "a token beyond the last"
+        return np.nonzero(bits)[0]
+
+
+Free = Callable[[random.Random], int]
+"""What is drawn where anything may come, an end excepted or not."""
+
+
+def draw(
+    words: Words, grammar: Grammar, seed: int, free: Free | None = None, limit: int = TOKENS_MAX
+) -> tuple[list[int], bool]:
+    """An answer, its end left out, and whether it has come to one."""
+    rng, guide, mask = random.Random(seed), grammar.open(()), Mask(words.lexicon.width)
+    tokens: list[int] = []
+    while len(tokens) < limit:
+        allowed = mask.allowed(guide)
+        if allowed is None or allowed.size == words.lexicon.width - len(words.ends):
+            assert free is not None, "nothing of this is free"
+            token = free(rng)
+            if allowed is not None and token in words.ends:
+                continue
+        else:
+            assert allowed.size, "some token is always allowed"
+            token = _drawn(words, allowed, rng, is_hurried=len(tokens) > HURRIED_AFTER)
+        if token in words.ends:
+            return tokens, True
+        guide.saw(token)
+        tokens.append(token)
+    return tokens, False
+
+
+def _drawn(words: Words, allowed: np.ndarray, rng: random.Random, *, is_hurried: bool) -> int:
+    ends = [end for end in words.ends if end in allowed]
+    if ends and (is_hurried or rng.random() < 0.4):
+        return ends[0]
+    if is_hurried or rng.random() < 0.3:
+        small = allowed[allowed < 256]
+        closing = [int(token) for token in small if words.pieces[token] in _CLOSING]
+        if closing:
+            return rng.choice(closing)
+    return int(allowed[rng.randrange(allowed.size)])

@@ -1,0 +1,164 @@
+"""Compiling: each grammar once, and whatever is sent, within its limits."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from protocol.parts import Form
+from tests.worker.grammars.sampling import small, wide
+from worker.grammars import compiler as compilers
+from worker.grammars.compiler import KEPT_MAX, RUNNING_MAX, Compiler, GrammarError
+from worker.grammars.forms import FormError, grammar_of
+
+SOME = grammar_of(Form(kind="regex", text="[a-z]+"))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The grammars that llguidance was asked to compile."""
+    asked: list[str] = []
+    real = compilers._compiled
+
+    def counting(lexicon: Any, grammar: str) -> Any:
+        asked.append(grammar)
+        return real(lexicon, grammar)
+
+    monkeypatch.setattr(compilers, "_compiled", counting)
+    return asked
+
+
+def test_a_grammar_is_compiled_once_even_for_two_at_once(compiled: list[str]) -> None:
+    compiler = Compiler(small().lexicon)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(compiler.compile, [SOME] * 8))
+    assert compiled == [SOME]
+    assert all(one is found[0] for one in found)
+
+
+def test_so_is_one_that_is_refused(compiled: list[str]) -> None:
+    compiler = Compiler(small().lexicon)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="nothing fits it"):
+            compiler.compile(grammar_of(schema_of({"$ref": "#"})))
+    assert len(compiled) == 1
+
+
+def test_what_was_not_asked_for_longest_is_forgotten(compiled: list[str]) -> None:
+    compiler = Compiler(small().lexicon)
+    grammars = [grammar_of(Form(kind="regex", text=f"x{number}")) for number in range(KEPT_MAX + 1)]
+    for grammar in [*grammars[:-1], grammars[0], grammars[-1], grammars[0], grammars[1]]:
+        compiler.compile(grammar)
+    assert compiled == [*grammars, grammars[1]]
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Compiling waits until it is let go."""
+    gate = threading.Event()
+
+    def waiting(_lexicon: Any, _grammar: str) -> str:
+        assert gate.wait(60)
+        return "let go"
+
+    monkeypatch.setattr(compilers, "_compiled", waiting)
+    yield gate
+    gate.set()
+
+
+def test_nobody_waits_for_ever_and_few_threads_work_at_once(stuck: threading.Event) -> None:
+    compiler = Compiler(small().lexicon)
+
+    def threads() -> int:
+        return sum(thread.name == "compile" for thread in threading.enumerate())
+
+    before = threads()
+    for number in range(RUNNING_MAX):
+        with pytest.raises(GrammarError, match="longer than"):
+            compiler.compile(f"{SOME}// {number}", 0.01)
+    with pytest.raises(GrammarError, match="others"):
+        compiler.compile(SOME, 0.01)
+    assert threads() - before == RUNNING_MAX
+    stuck.set()
+    with pytest.raises(GrammarError, match="let go"):
+        compiler.compile(SOME, 60)
+
+
+def test_whatever_goes_wrong_is_the_requests_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_lexicon: Any, _grammar: str) -> str:
+        raise BaseException("a panic")
+
+    monkeypatch.setattr(compilers, "_compiled", failing)
+    with pytest.raises(GrammarError, match="cannot be compiled"):
+        Compiler(small().lexicon).compile(SOME)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def schema_of(schema: Any) -> Form:
+    return Form(kind="json_schema", text=json.dumps(schema))
+
+
+def regex(pattern: str) -> Form:
+    return Form(kind="regex", text=pattern)
+
+
+INTEGER = {"type": "integer"}
+HUNDRED = {f"p{number}": INTEGER for number in range(100)}
+CLOSED = {"type": "object", "additionalProperties": False}
+EITHER = [{"anyOf": [{"required": [f"{side}{place}"]} for side in "ab"]} for place in range(20)]
+EXPLODING: dict[str, Callable[[], Form]] = {
+    "nesting": lambda: schema_of(nested(300)),
+    "a product of alternatives": lambda: schema_of({"allOf": EITHER, "type": "object"}),
+    "a megabyte": lambda: schema_of({"properties": {f"property_{n}": INTEGER for n in range(40_000)}}),
+    "many optional properties": lambda: schema_of(
+        {
+            "properties": {f"p{n}": INTEGER for n in range(5_000)},
+            "type": "object",
+            "additionalProperties": False,
+        }
+    ),
+    "many patterns of names": lambda: schema_of(
+        {"type": "object", "patternProperties": {f"^a{n}x.*{n}.*$": INTEGER for n in range(800)}}
+    ),
+    "division by a large number": lambda: schema_of({"type": "integer", "multipleOf": 999_983}),
+    "many choices": lambda: Form(kind="choice", text=json.dumps([f"{n}" for n in range(10_001)])),
+    "a reference to itself": lambda: schema_of({"$ref": "#"}),
+    "two to each other": lambda: schema_of(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLODING)
+def test_what_explodes_is_refused(name: str) -> None:
+    with pytest.raises((FormError, GrammarError)):
+        wide().compiler.compile(grammar_of(EXPLODING[name]()))
+
+
+LARGE: dict[str, Form] = {
+    "a long list": schema_of({"type": "array", "items": INTEGER, "maxItems": 10**6}),
+    "a long text": schema_of({"type": "string", "minLength": 10**5, "maxLength": 10**6}),
+    "deep enough": schema_of(nested(40)),
+    "recursion": schema_of({"type": "object", "properties": {"a": {"$ref": "#"}}}),
+    "a thousand values": schema_of({"enum": [f"value {n}" for n in range(1000)]}),
+    "a hundred properties": schema_of(
+        {"properties": {f"p{n}": INTEGER for n in range(100)}, "type": "object"}
+    ),
+    "exponential states": regex("(.|\n)*a(.|\n){20}"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_merely_large_is_compiled(name: str) -> None:
+    wide().compiler.compile(grammar_of(LARGE[name]))

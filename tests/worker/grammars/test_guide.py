@@ -1,0 +1,276 @@
+"""Guides: where an answer stands, by its tokens alone; thoughts before it, and calls within it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.parts import Form
+from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
+from worker.contract import Grammar, Guide
+from worker.grammars import body as bodies
+from worker.grammars import guide as guides
+from worker.grammars.body import GuideError
+from worker.grammars.calls import Calls, Tool
+from worker.grammars.calls import Form as CallForm
+from worker.grammars.forms import grammar_of
+from worker.grammars.guide import CALL, CallGrammar, HeldGrammar
+from worker.grammars.reading import Edges, Markup
+from worker.output.channels import CONTENT, REASONING
+
+EDGES: Edges = {
+    CONTENT: [("<think>", REASONING), ("<tool_call>", CALL)],
+    REASONING: [("</think>", CONTENT)],
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+DIGITS = Form(kind="regex", text="[0-9]{2,4}")
+JSON = Form(kind="json_schema", text=json.dumps(SCHEMA))
+TOOLS = [Tool("add", SCHEMA), Tool("now")]
+
+
+def held(
+    words: Words, form: Form, *, opening: str = CONTENT, thinks: bool = False, has_blanks: bool = False
+) -> HeldGrammar:
+    body = words.compiler.compile(grammar_of(form))
+    thought = (words.lexicon.names["<think>"],) if thinks else ()
+    return HeldGrammar((body,), words.lexicon, Markup(EDGES, words.lexicon), opening, thought, has_blanks)
+
+
+def strict(words: Words, *, single: bool = False) -> CallGrammar:
+    form = CallForm(None, names=words.lexicon.names)
+    body = words.compiler.compile(Calls(form, TOOLS).behind(single=single))
+    return CallGrammar(body, Markup(EDGES, words.lexicon))
+
+
+def allowed(words: Words, grammar: Grammar, text: str | list[int]) -> set[str] | None:
+    """What may follow a text, of tokens that are text or special ones; None: anything."""
+    tokens = words.spell_out(text) if isinstance(text, str) else text
+    found = Mask(words.lexicon.width).allowed(grammar.open(tokens))
+    if found is None:
+        return None
+    return {words.pieces[token].decode(errors="replace") for token in found}
+
+
+END = "<|im_end|>"
+
+
+def in_thought(words: Words) -> set[str]:
+    """What may come in a thought: all but an end of the answer."""
+    return {piece.decode(errors="replace") for piece in words.pieces} - {END}
+
+
+def test_content_is_held_from_its_first_token_and_then_ends() -> None:
+    grammar = held(small(), DIGITS)
+    first = allowed(small(), grammar, "")
+    assert first is not None
+    assert all(re.fullmatch("[0-9]+", text) for text in first)
+    assert allowed(small(), grammar, "1234") == {END}
+    assert END in (allowed(small(), grammar, "12") or set())
+
+
+def test_special_tokens_never_stand_for_text() -> None:
+    grammar = held(small(), Form(kind="regex", text="(.|\n)*"))
+    found = allowed(small(), grammar, "x") or set()
+    assert len(found) > 1000
+    assert found & set(small().lexicon.names) == {END}
+
+
+def test_a_thought_that_the_prompt_opens_may_be_anything_but_the_end() -> None:
+    grammar = held(small(), DIGITS, opening=REASONING)
+    for text in ("", "Let me <think>", "so: 12", "</thin", "</tool_call>"):
+        assert allowed(small(), grammar, text) == in_thought(small())
+    assert allowed(small(), grammar, "hm</think>12") == allowed(small(), held(small(), DIGITS), "12")
+
+
+def test_a_marker_in_plain_tokens_ends_a_thought_as_well() -> None:
+    words = small()
+    plain = [words.pieces.index(bytes([byte])) for byte in b"hm</think>7"]
+    grammar = held(words, DIGITS, opening=REASONING)
+    assert allowed(words, grammar, plain) == allowed(words, held(words, DIGITS), "7")
+
+
+def test_what_stands_in_one_token_with_a_marker_belongs_to_the_body() -> None:
+    words = small()
+    edges = {CONTENT: EDGES[CONTENT], REASONING: [("</t", CONTENT)]}
+    token = next(token for token, piece in enumerate(words.pieces) if piece.startswith(b"the"))
+    body = words.compiler.compile(grammar_of(Form(kind="regex", text="[a-z]{3,9}!")))
+    grammar = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon), REASONING)
+    plain = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon))
+    rest = words.pieces[token].decode()[1:]
+    tokens = [*words.spell_out("</"), token]
+    assert allowed(words, grammar, tokens) == allowed(words, plain, rest)
+
+
+def test_a_model_may_begin_a_thought_itself_but_once_and_first() -> None:
+    grammar = held(small(), DIGITS, thinks=True)
+    assert "<think>" in (allowed(small(), grammar, "") or set())
+    assert allowed(small(), grammar, "<think>whatever <think>") == in_thought(small())
+    for text in ("1", "<think>hm</think>", "<think>hm</think>1"):
+        assert "<think>" not in (allowed(small(), grammar, text) or {"<think>"})
+    assert "<think>" not in (allowed(small(), held(small(), DIGITS), "") or {"<think>"})
+
+
+def test_some_tokens_may_begin_a_thought_that_is_no_single_token() -> None:
+    words = small()
+    opening = tuple(words.spell_out("<c>"))
+    body = words.compiler.compile(grammar_of(Form(kind="regex", text="<[0-9]+")))
+    edges = {CONTENT: [("<c>", REASONING)], REASONING: [("</think>", CONTENT)]}
+    grammar = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon), thought=opening)
+    digits = {text for text in map(str, range(1000)) if text.encode() in words.pieces}
+    assert allowed(words, grammar, "") == {"<"}
+    assert allowed(words, grammar, "<") == digits | {"c"}
+    assert allowed(words, grammar, "<c") == {">"}
+    assert allowed(words, grammar, "<1") == digits | {END}
+    assert allowed(words, grammar, "<c>x") == in_thought(words)
+    assert allowed(words, grammar, "<c>x</think>") == {"<"}
+
+
+def test_a_little_white_space_may_follow_a_thought() -> None:
+    grammar = held(small(), JSON, opening=REASONING, has_blanks=True)
+    begun = allowed(small(), grammar, "</think>") or set()
+    assert {"\n", "\n\n", " ", "{"} <= begun
+    assert "{" in (allowed(small(), grammar, "</think>\n\n") or set())
+    assert all(text.startswith("{") for text in allowed(small(), grammar, "</think>\n\n\n\n") or {"\n"})
+    assert allowed(small(), grammar, '</think>\n{"n":1}') == allowed(small(), grammar, '</think>{"n":1}')
+
+
+def test_an_exact_form_has_none_but_passes_over_what_was_forced() -> None:
+    grammar = held(small(), DIGITS, opening=REASONING)
+    assert "\n" not in (allowed(small(), grammar, "</think>") or {"\n"})
+    assert allowed(small(), grammar, "</think>\n\n12") == allowed(small(), grammar, "</think>12")
+    spaced = held(small(), Form(kind="regex", text="\n[0-9]"), opening=REASONING)
+    assert allowed(small(), spaced, "</think>\n") != {"\n"}
+
+
+@pytest.mark.parametrize("text", ["x", "12x", '</think>{"x', "1\n"])
+def test_a_token_that_does_not_fit_frees_what_follows(text: str) -> None:
+    opening = REASONING if text.startswith("</think>") else CONTENT
+    assert allowed(small(), held(small(), DIGITS, opening=opening), text) is None
+    assert allowed(small(), held(small(), DIGITS, opening=opening), text + "12") is None
+
+
+def test_what_follows_an_end_is_not_asked_for() -> None:
+    """Who ignores ends may go on behind one."""
+    assert allowed(small(), held(small(), DIGITS), "12" + END) == {END}
+    assert allowed(small(), held(small(), DIGITS), "12" + END + "x") is None
+
+
+def test_either_of_two_bodies_may_come() -> None:
+    words = small()
+    calls = Calls(CallForm(None, names=words.lexicon.names), TOOLS)
+    either = tuple(map(words.compiler.compile, (grammar_of(DIGITS), calls.required(single=True))))
+    grammar = HeldGrammar(either, words.lexicon, Markup(EDGES, words.lexicon))
+    begun = allowed(words, grammar, "") or set()
+    assert {"<tool_call>", "1"} <= begun
+    assert allowed(words, grammar, "<tool_call>") == {"\n"}
+    assert "<tool_call>" not in (allowed(words, grammar, "1") or {"<tool_call>"})
+
+
+def test_a_call_is_held_from_its_marker_to_its_end_and_all_else_is_free() -> None:
+    words, grammar = small(), strict(small())
+    call = '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'
+    for text in (
+        "",
+        "I <think> <tool_call> </think> see",
+        call,
+        call + " and",
+        "<tool_call",
+        "<think><tool_call>",
+    ):
+        assert allowed(words, grammar, text) is None, text
+    for begun in ("", call, "well, " + call + " and ", "<think></think>"):
+        assert allowed(words, grammar, begun + "<tool_call>") == {"\n"}
+        assert allowed(words, grammar, begun + call[: -len("</tool_call>")]) == {"</tool_call>"}
+    plain = [words.pieces.index(bytes([byte])) for byte in b"<tool_call>\n{"]
+    assert allowed(words, grammar, plain) == allowed(words, grammar, "<tool_call>\n{")
+
+
+def test_a_call_that_was_forced_off_its_grammar_is_free() -> None:
+    assert allowed(small(), strict(small()), "<tool_call>nonsense") is None
+    assert allowed(small(), strict(small()), "<tool_call>nonsense<tool_call>") is None
+
+
+def thinking(words: Words) -> list[Grammar]:
+    return [
+        held(words, JSON, opening=REASONING, has_blanks=True),
+        held(words, JSON, thinks=True),
+        held(words, Form(kind="json_object")),
+        strict(words),
+    ]
+
+
+SPOKEN = ["Let", " me", "\n", "<think>", "</think>", "<tool_call>", "é"]
+
+
+def spoken(words: Words, rng: random.Random) -> int:
+    """What is drawn where anything may come: now and then a marker, or an end."""
+    text = rng.choice([*SPOKEN, END]) if rng.random() < 0.6 else ""
+    tokens = words.spell_out(text) if text else [rng.randrange(words.lexicon.width)]
+    return tokens[0]
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_resumed_answer_stands_where_it_stood(which: int, is_wide: bool) -> None:
+    words = wide() if is_wide else small()
+    grammar, mask = thinking(words)[which], Mask(words.lexicon.width)
+    for seed in range(2 if is_wide else 12):
+        tokens, _ = draw(words, grammar, seed, lambda rng: spoken(words, rng), limit=60)
+        guide = grammar.open(())
+        for place in range(len(tokens) + 1):
+            assert mask.of(grammar.open(tokens[:place])) == mask.of(guide), (seed, place)
+            if place < len(tokens):
+                guide.saw(tokens[place])
+
+
+@given(tokens=st.lists(st.integers(0, 1999), max_size=30), which=st.integers(0, 3))
+@settings(max_examples=60)
+def test_whatever_comes_something_may_follow(tokens: list[int], which: int) -> None:
+    grammar = thinking(small())[which]
+    found = Mask(small().lexicon.width).allowed(grammar.open(tokens))
+    assert found is None or found.size
+
+
+def test_guides_of_one_grammar_do_not_see_each_other() -> None:
+    grammar, mask = held(small(), DIGITS), Mask(small().lexicon.width)
+    one, other = grammar.open(()), grammar.open(())
+    before = mask.of(other)
+    for token in small().spell_out("1234"):
+        one.saw(token)
+        mask.of(one)
+    assert mask.of(other) == before == mask.of(grammar.open(()))
+
+
+def fed(lark: str, text: str) -> Guide:
+    words = small()
+    return held(words, Form(kind="lark", text=lark)).open(words.spell_out(text))
+
+
+def test_a_grammar_that_llguidance_gives_up_fails_its_row() -> None:
+    guide = fed('start: a\na: "x" a | "x" a "y" | "x"', "x" * 1100)
+    with pytest.raises(GuideError, match="max is 2000"):
+        Mask(small().lexicon.width).of(guide)
+
+
+def test_a_grammar_that_takes_ever_longer_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SLOW_S", 0.002)
+    guide = fed('start: e\ne: e e | e e e | "x"', "x" * 300)
+    with pytest.raises(GuideError, match="a token"):
+        Mask(small().lexicon.width).of(guide)
+
+
+def test_no_more_white_space_is_passed_over_than_is_offered() -> None:
+    grammar = held(small(), DIGITS, opening=REASONING)
+    most = "</think>" + " " * guides.BLANKS_MAX
+    assert allowed(small(), grammar, most + "12") is not None
+    assert allowed(small(), grammar, most + " 12") is None

@@ -1,0 +1,129 @@
+"""What of JSON Schema is held to, and what is refused by its name: keyword by keyword of draft 2020-12."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from protocol.parts import Form
+from tests.worker.grammars.sampling import small
+from worker.grammars.compiler import GrammarError
+from worker.grammars.forms import FormError, grammar_of
+from worker.grammars.schema import SchemaError, checked, parse
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+SERVED: dict[str, Any] = {
+    "$anchor": "a", "$comment": "a", "$defs": {}, "$id": "https://example.com/a", "$ref": "#/$defs/a",
+    "$schema": DRAFT, "$vocabulary": {}, "additionalProperties": False, "allOf": [{}], "anyOf": [{}],
+    "const": 1, "contentEncoding": "base64", "contentMediaType": "text/plain", "contentSchema": {},
+    "default": 1, "deprecated": True, "description": "text", "enum": [1], "examples": [1],
+    "exclusiveMaximum": 3, "exclusiveMinimum": 1, "format": "date", "items": {}, "maxItems": 2,
+    "maxLength": 3, "maxProperties": 2, "maximum": 3, "minItems": 1, "minLength": 1, "minProperties": 1,
+    "minimum": 1, "multipleOf": 2, "oneOf": [{"type": "string"}, {"type": "integer"}], "pattern": "a",
+    "patternProperties": {"a": {}}, "prefixItems": [{}], "properties": {"a": {}}, "readOnly": True,
+    "required": ["a"], "title": "text", "type": "object", "writeOnly": True,
+}  # fmt: skip
+REFUSED: dict[str, Any] = {
+    "$dynamicAnchor": "a", "$dynamicRef": "#a", "contains": {}, "dependentRequired": {},
+    "dependentSchemas": {}, "else": {}, "if": {}, "maxContains": 1, "minContains": 1, "not": {},
+    "propertyNames": {}, "then": {}, "unevaluatedItems": False, "unevaluatedProperties": False,
+    "uniqueItems": True,
+}  # fmt: skip
+
+
+def compile_schema(schema: Any) -> None:
+    small().compiler.compile(grammar_of(Form(kind="json_schema", text=json.dumps(schema))))
+
+
+def schema_with(keyword: str, value: Any) -> dict[str, Any]:
+    return {"$defs": {"a": {"type": "integer"}}} | {keyword: value}
+
+
+@pytest.mark.parametrize("keyword", SERVED)
+def test_these_keywords_are_served(keyword: str) -> None:
+    compile_schema(schema_with(keyword, SERVED[keyword]))
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_these_are_refused_by_their_names(keyword: str) -> None:
+    with pytest.raises(GrammarError, match=f'Unimplemented keys: \\["{keyword.replace("$", ".")}"'):
+        compile_schema({"type": ["object", "array"], keyword: REFUSED[keyword]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
+        ({"format": "iri", "type": "string"}, "format: iri"),
+        ({"pattern": "(?=a)b", "type": "string"}, "look-around"),
+        ({"$ref": "#/$defs/none"}, "none"),
+        ({"$ref": "https://example.com/schema"}, "example.com"),
+        ({"type": "sring"}, "sring"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "min/maxProperties"),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        compile_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"minProperties": 2}, "minProperties"),
+        ({"items": {"minProperties": 2}}, "minProperties"),
+        ({"const": 2**53 + 1}, "const"),
+        ({"properties": {"a": {"enum": [{"b": [2**60]}]}}}, "enum"),
+        ({"const": "a\x00"}, "control character"),
+        ({"pattern": "^\x01"}, "control character"),
+        ({"pattern": r"^a\x1fb"}, "control character"),
+        ({"pattern": r"^\u0007"}, "control character"),
+        ({"patternProperties": {r"\v": {}}}, "control character"),
+        ({"multipleOf": 10_001}, "multipleOf"),
+        ({"multipleOf": 0.123456}, "multipleOf"),
+        ({"minimum": 2**64}, "bound"),
+        ({"patternProperties": {str(number): {} for number in range(65)}}, "patternProperties"),
+    ],
+)
+def test_what_would_be_held_to_loosely_is_refused(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        checked(schema)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[^\x00-\x1f]+", r"[\x00-\x1f]", r"\n", r"\u0041", r"\x41", r"\x0a", "\t"]
+)
+def test_a_pattern_that_only_speaks_of_control_characters_is_taken(pattern: str) -> None:
+    assert checked({"pattern": pattern}) == {"pattern": pattern}
+
+
+def test_bounds_are_rounded_inwards() -> None:
+    mended = checked({"minimum": 2**53 + 1, "maximum": 2**53 + 3, "exclusiveMinimum": -(2**70)})
+    assert mended == {"minimum": 2**53 + 2, "maximum": 2**53 + 2, "exclusiveMinimum": -9.2e18}
+
+
+def test_a_schema_is_not_changed_where_it_need_not_be() -> None:
+    schema = {"type": "object", "properties": {"prefixItems": {"type": "number"}, "x-guidance": {}}}
+    assert checked(schema | {"x-guidance": {"lenient": True}}) == schema
+    assert schema == {"type": "object", "properties": {"prefixItems": {"type": "number"}, "x-guidance": {}}}
+
+
+def test_alternatives_are_any_of_them_only_where_no_value_fits_two() -> None:
+    def tagged(*tags: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"kind": {"enum": [*tags]}}, "required": ["kind"]}
+
+    references = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    apart = references | {"$defs": {"a": tagged("x", "y"), "b": tagged("z")}}
+    assert "anyOf" in checked(apart)
+    for other in (tagged("y"), {"type": "object"}, {"type": "string"}, tagged("z") | {"required": []}):
+        assert "oneOf" in checked(apart | {"$defs": {"a": tagged("x", "y"), "b": other}})
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    text = '{"items":' * 150 + "{}" + "}" * 150
+    with pytest.raises(SchemaError, match="nested"):
+        parse(text)
+    with pytest.raises((FormError, SchemaError), match=r"JSON|nested"):
+        parse('{"items":' * 20_000 + "{}" + "}" * 20_000)
