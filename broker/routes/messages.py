@@ -6,6 +6,8 @@ What its clients say of versions and betas, in headers and in the query, changes
 from __future__ import annotations
 
 import secrets
+from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -15,30 +17,25 @@ from broker.dialects.messages import body, request
 from broker.dialects.messages.answer import Stream, Whole, message
 from broker.dialects.messages.conversation import conversation
 from broker.dialects.tokens import Counted
+from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.boarding import check_room
 from broker.http.ids import request_id
 from broker.http.respond import Renderer, read_body
-from broker.routes.gateway import gateway_of
+from broker.routes.gateway import Gateway, gateway_of
 from broker.routes.generation import read_images, respond
+from protocol.messages import Generate
+from protocol.parts import Media
 
 
 async def create_message(http: Request) -> ASGIApp:
     """A conversation's next message, streamed or whole."""
     gateway = gateway_of(http)
     check_room(gateway.dispatcher)
-    read = body.read(await read_body(http, gateway.settings.body_bytes_max))
+    raw = await read_body(http, gateway.settings.body_bytes_max)
+    read = await gateway.aside.work(len(raw), partial(body.read, raw))
     found = gateway.dispatcher.find(read.model)
-    spoken = conversation(read, system_in_place=found.capabilities.system_in_place)
-    media, frames = read_images(spoken.images, found, gateway.settings.media_bytes_max)
     id = "msg_" + secrets.token_hex(12)
-    asked = request.generate(
-        read,
-        spoken.messages,
-        media,
-        id=id,
-        incarnation=gateway.dispatcher.incarnation,
-        thinks=found.capabilities.thinking,
-    )
+    asked, frames = await gateway.aside.work(len(raw), partial(_asked, gateway, read, found, id))
     begun = message(id, found.model)
     renderer: Renderer = Stream(begun, request_id(http.scope)) if read.stream else Whole(begun)
     return respond(http, found, [asked], frames, renderer, prompts=1)
@@ -48,14 +45,35 @@ async def count_tokens(http: Request) -> ASGIApp:
     """How many tokens a conversation has, which may be longer than the model takes. Nothing is run."""
     gateway = gateway_of(http)
     check_room(gateway.dispatcher)
-    read = body.read_prompt(await read_body(http, gateway.settings.body_bytes_max))
+    raw = await read_body(http, gateway.settings.body_bytes_max)
+    read = await gateway.aside.work(len(raw), partial(body.read_prompt, raw))
     found = gateway.dispatcher.find(read.model)
-    spoken = conversation(read, system_in_place=found.capabilities.system_in_place)
-    media, frames = read_images(spoken.images, found, gateway.settings.media_bytes_max)
-    id = "count-" + secrets.token_hex(12)
-    asked = request.count(read, spoken.messages, media, id=id, incarnation=gateway.dispatcher.incarnation)
+    asked, frames = await gateway.aside.work(len(raw), partial(_counted, gateway, read, found))
     renderer = Counted(lambda told: {"input_tokens": told.prompt_tokens})
     return respond(http, found, [asked], frames, renderer, prompts=1)
+
+
+def _asked(
+    gateway: Gateway, read: body.Body, found: Worker | Vacancy, id: str
+) -> tuple[Generate, list[bytes]]:
+    """The request, and its images. Raises `RequestError`."""
+    spoken, media, frames = _spoken(gateway, read, found)
+    incarnation, thinks = gateway.dispatcher.incarnation, found.capabilities.thinking
+    return request.generate(read, spoken, media, id=id, incarnation=incarnation, thinks=thinks), frames
+
+
+def _counted(gateway: Gateway, read: body.Prompt, found: Worker | Vacancy) -> tuple[Generate, list[bytes]]:
+    spoken, media, frames = _spoken(gateway, read, found)
+    id = "count-" + secrets.token_hex(12)
+    return request.count(read, spoken, media, id=id, incarnation=gateway.dispatcher.incarnation), frames
+
+
+def _spoken(
+    gateway: Gateway, read: body.Prompt, found: Worker | Vacancy
+) -> tuple[list[dict[str, Any]], list[Media], list[bytes]]:
+    """The canonical messages; what is said of each image, and its bytes."""
+    spoken = conversation(read, system_in_place=found.capabilities.system_in_place)
+    return spoken.messages, *read_images(spoken.images, found, gateway.settings.media_bytes_max)
 
 
 ROUTES = [

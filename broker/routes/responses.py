@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,12 +20,15 @@ from broker.dialects.responses.history import History
 from broker.dialects.responses.items import listed
 from broker.dialects.responses.output import Output
 from broker.dialects.responses.store import Kept, Piece
+from broker.dialects.responses.tools import Offer
+from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.auth import Key
 from broker.http.boarding import check_room
 from broker.http.respond import read_body
 from broker.routes.gateway import Gateway, gateway_of
 from broker.routes.generation import read_images, respond
 from protocol.errors import Code, RequestError
+from protocol.messages import Generate
 
 
 async def create(asked: Request) -> ASGIApp:
@@ -32,16 +36,15 @@ async def create(asked: Request) -> ASGIApp:
     gateway, owner = gateway_of(asked), _owner(asked)
     check_room(gateway.dispatcher)
     bytes_max = gateway.settings.body_bytes_max
-    read = body.read(await read_body(asked, bytes_max))
+    raw = await read_body(asked, bytes_max)
+    read = await gateway.aside.work(len(raw), partial(body.read, raw))
     found = gateway.dispatcher.find(read.model)
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
-    in_place = found.capabilities.system_in_place
-    conversation = request.conversation(read, recalled.placed(), system_in_place=in_place)
-    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
     offer = request.offered(read)
     stem = secrets.token_hex(12)
-    id, incarnation = history.response_id(stem), gateway.dispatcher.incarnation
-    message = request.generate(read, conversation, offer, media, id=id, incarnation=incarnation)
+    id = history.response_id(stem)
+    work = partial(_message, gateway, read, found, recalled, offer, id)
+    message, frames = await gateway.aside.work(len(raw) + recalled.bytes_before, work)
     keep = None if read.store is False else _keeping(gateway, owner, id, recalled, stem)
     answer = Answer(
         request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=keep is not None),
@@ -52,6 +55,17 @@ async def create(asked: Request) -> ASGIApp:
     renderer = Stream(answer) if read.stream else Whole(answer)
     response = respond(asked, found, [message], frames, renderer, prompts=1)
     return _running(gateway.answering, (owner, id), answer, response)
+
+
+def _message(
+    gateway: Gateway, read: body.Body, found: Worker | Vacancy, recalled: History, offer: Offer, id: str
+) -> tuple[Generate, list[bytes]]:
+    """The request, and its images. Raises `RequestError`."""
+    in_place = found.capabilities.system_in_place
+    conversation = request.conversation(read, recalled.placed(), system_in_place=in_place)
+    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
+    incarnation = gateway.dispatcher.incarnation
+    return request.generate(read, conversation, offer, media, id=id, incarnation=incarnation), frames
 
 
 def _owner(asked: Request) -> bytes:

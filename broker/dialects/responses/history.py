@@ -29,6 +29,11 @@ class History:
     items: Sequence[Item]
     is_text: bool = False
 
+    @property
+    def bytes_before(self) -> int:
+        """How much is kept of the conversation up to here."""
+        return sum(len(piece.encoded) for piece in self.before)
+
     def placed(self) -> list[Placed]:
         """All items in order, each with its place in the body."""
         earlier: list[Placed] = [("previous_response_id", item) for p in self.before for item in p.items()]
