@@ -16,8 +16,8 @@ by a blank line.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
 from typing import Any
@@ -71,7 +71,7 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = 
     one changes the prompt from its start, which costs the whole cached prefix.
     Raises ValueError for a content part of unknown type: the dialect should have refused it.
     """
-    read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    read = list(_read(messages))
     if not system_in_place:
         read.sort(key=lambda message: message.role != "system")  # stable: all others keep their order
     runs = groupby(enumerate(read), key=_run_key)
@@ -84,16 +84,23 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = 
 # Reading
 
 
+def _read(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Message]:
+    for index, message in enumerate(messages):
+        read = _read_message(message, f"messages[{index}]")
+        if read.role == "system" and isinstance(read.content, str) and read.content:
+            read = replace(read, content=without_head(read.content))
+            if not read.content:
+                continue  # empty ones stay: some templates have words of their own where there is none
+        yield read
+
+
 def _read_message(message: Mapping[str, Any], param: str) -> _Message:
     role = _ROLES.get(message["role"], message["role"])
     by_assistant = role == "assistant"
-    content = _read_content(message, param)
-    if role == "system" and isinstance(content, str):
-        content = without_head(content)
     return _Message(
         role=role,
         name=message.get("name") or "",
-        content=content,
+        content=_read_content(message, param),
         reasoning=_read_reasoning(message) if by_assistant else "",
         tool_calls=_read_tool_calls(message) if by_assistant else [],
         tool_call_id=(message.get("tool_call_id") or "") if role == "tool" else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -22,9 +23,12 @@ async def tokenize(request: Request) -> ASGIApp:
     gateway = gateway_of(request)
     check_room(gateway.dispatcher)
     raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = tokens.read_tokenize(raw)
+    body = await gateway.aside.work(len(raw), partial(tokens.read_tokenize, raw))
     found = gateway.dispatcher.find(body.model)
-    asked, frames = _of_chat(gateway, raw, found) if body.is_chat else (_unprompted(gateway), [])
+    if body.is_chat:
+        asked, frames = await gateway.aside.work(len(raw), partial(_of_chat, gateway, raw, found))
+    else:
+        asked, frames = _unprompted(gateway), []
 
     def document(told: Accepted) -> dict[str, object]:
         known = gateway.dispatcher.fleet.models[found.model]
@@ -39,7 +43,8 @@ async def detokenize(request: Request) -> ASGIApp:
     """The text of tokens."""
     gateway = gateway_of(request)
     check_room(gateway.dispatcher)
-    body = tokens.read_detokenize(await read_body(request, gateway.settings.body_bytes_max))
+    raw = await read_body(request, gateway.settings.body_bytes_max)
+    body = await gateway.aside.work(len(raw), partial(tokens.read_detokenize, raw))
     found = gateway.dispatcher.find(body.model)
     wanted = tokens.detokenize(body, _unprompted(gateway))
     renderer = tokens.Counted(lambda told: {"prompt": told.prompt})

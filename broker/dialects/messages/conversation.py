@@ -26,9 +26,6 @@ from broker.dialects.messages.content import (
 from broker.dialects.normalize import Conversation, normalize
 from protocol.errors import Code, RequestError
 
-VOLATILE_HEAD = "x-anthropic-billing-header:"
-"""How a block begins that Claude Code puts before its system prompt, another one each time. It is addressed
-to Anthropic's servers; in a prompt it would cost whatever is stored of all that follows."""
 ERROR = "Error"
 """The result of a call that has failed and says nothing of it."""
 
@@ -46,8 +43,8 @@ def conversation(prompt: Prompt, *, system_in_place: bool) -> Conversation:
 def _system(system: str | Sequence[TextBlock]) -> Iterator[dict[str, Any]]:
     if isinstance(system, str):
         yield {"role": "system", "content": system}
-    elif texts := [block.text for block in system if not block.text.startswith(VOLATILE_HEAD)]:
-        yield {"role": "system", "content": [_text(text) for text in texts]}
+    elif system:
+        yield {"role": "system", "content": [_text(block.text) for block in system]}
 
 
 def _spoken(message: Message, place: str) -> Iterator[dict[str, Any]]:

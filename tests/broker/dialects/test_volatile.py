@@ -59,8 +59,10 @@ def test_what_the_user_says_is_the_users() -> None:
     assert said["content"] == f"{BILLING}\nWhat is this?"
 
 
-def test_a_prompt_of_nothing_but_the_line_is_empty() -> None:
-    assert without_head(BILLING) == ""
+def test_a_prompt_of_nothing_but_the_line_is_none_unlike_one_that_is_empty() -> None:
+    user = {"role": "user", "content": "Hi"}
+    assert system(BILLING) == system(parts(BILLING)) == [user]
+    assert system("") == [{"role": "system", "content": ""}, user]
 
 
 @given(TEXTS)
