@@ -1,6 +1,7 @@
 """What grammars cost: decode steps of rows that are each held to a JSON schema of its own, beside free ones.
 
     python -m bench.grammars [--hidden 32] [--layers 2] [--rows 16] [--held 1 8 16] [--steps 2] [--rounds 60]
+        [--cpu]
 
 All are steps of the engine alone, at a vocabulary of 151,936 tokens: nothing else hides what the masks take.
 The sides take turns within each round. `held` of the rows are held to schemas; since all decode together, the
@@ -14,11 +15,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.timing import Measure, Work, alternate, compare, median_rate, percentile, print_table, timed
+from bench.timing import Measure, Work, alternate, compare, median_rate, percentile, print_table
 from worker.preload import preload_openblas
 
 if TYPE_CHECKING:
@@ -76,16 +78,14 @@ def started(network: object, draws: Sequence[Draw]) -> BatchEngine:
     return engine
 
 
-def decoded(engine: BatchEngine, steps: int) -> Work:
+def decoded(engine: BatchEngine, steps: int, clock: Callable[[], float]) -> Work:
     """The tokens of so many steps, what they have set out to compute included."""
     import mlx.core as mx
 
-    def work() -> int:
-        done = sum(len(engine.step().tokens) for _ in range(steps))
-        mx.synchronize()
-        return done
-
-    return timed(work)
+    began = clock()
+    done = sum(len(engine.step().tokens) for _ in range(steps))
+    mx.synchronize()
+    return Work(done, clock() - began)
 
 
 def draws_of(rows: int, held: int, grammars: Sequence[SchemaGrammar], temperature: float) -> list[Draw]:
@@ -114,13 +114,14 @@ def run(options: argparse.Namespace) -> None:
     """A table for greedy rows and one for sampled ones, each as soon as it is done."""
     from bench.schemas import Costs, SchemaGrammar, random_schema, wide_tokenizer
 
+    clock = time.process_time if options.cpu else time.perf_counter
     model, tokenizer, costs = network(options.hidden, options.layers), wide_tokenizer(), Costs()
     grammars = [SchemaGrammar(tokenizer, random_schema(seed), costs) for seed in range(options.rows)]
     for temperature in (0.0, 1.0):
         sides: dict[str, Measure] = {}
         for held in (0, *options.held):
             engine = started(model, draws_of(options.rows, held, grammars, temperature))
-            sides[str(held)] = partial(decoded, engine, options.steps)
+            sides[str(held)] = partial(decoded, engine, options.steps, clock)
         costs.masks.clear()
         done = alternate(sides, options.rounds)
         title = f"{options.hidden} wide, {options.layers} layers, temperature {temperature}"
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--held", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--cpu", action="store_true", help="seconds of the CPU: for a machine that is busy")
     run(parser.parse_args())
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp
 from broker.dialects.messages import body, request
 from broker.dialects.messages.answer import Stream, Whole, message
 from broker.dialects.messages.conversation import conversation
+from broker.dialects.normalize import Conversation
 from broker.dialects.tokens import Counted
 from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.boarding import check_room
@@ -35,7 +35,7 @@ async def create_message(http: Request) -> ASGIApp:
     read = await gateway.aside.work(len(raw), partial(body.read, raw))
     found = gateway.dispatcher.find(read.model)
     id = "msg_" + secrets.token_hex(12)
-    asked, frames = await gateway.aside.work(len(raw), partial(_asked, gateway, read, found, id))
+    asked, frames = await gateway.aside.work(len(raw), partial(_generate, gateway, read, found, id))
     begun = message(id, found.model)
     renderer: Renderer = Stream(begun, request_id(http.scope)) if read.stream else Whole(begun)
     return respond(http, found, [asked], frames, renderer, prompts=1)
@@ -48,32 +48,36 @@ async def count_tokens(http: Request) -> ASGIApp:
     raw = await read_body(http, gateway.settings.body_bytes_max)
     read = await gateway.aside.work(len(raw), partial(body.read_prompt, raw))
     found = gateway.dispatcher.find(read.model)
-    asked, frames = await gateway.aside.work(len(raw), partial(_counted, gateway, read, found))
+    id = "count-" + secrets.token_hex(12)
+    asked, frames = await gateway.aside.work(len(raw), partial(_count, gateway, read, found, id))
     renderer = Counted(lambda told: {"input_tokens": told.prompt_tokens})
     return respond(http, found, [asked], frames, renderer, prompts=1)
 
 
-def _asked(
+def _generate(
     gateway: Gateway, read: body.Body, found: Worker | Vacancy, id: str
 ) -> tuple[Generate, list[bytes]]:
     """The request, and its images. Raises `RequestError`."""
     spoken, media, frames = _spoken(gateway, read, found)
     incarnation, thinks = gateway.dispatcher.incarnation, found.capabilities.thinking
-    return request.generate(read, spoken, media, id=id, incarnation=incarnation, thinks=thinks), frames
+    asked = request.generate(read, spoken.messages, media, id=id, incarnation=incarnation, thinks=thinks)
+    return asked, frames
 
 
-def _counted(gateway: Gateway, read: body.Prompt, found: Worker | Vacancy) -> tuple[Generate, list[bytes]]:
+def _count(
+    gateway: Gateway, read: body.Prompt, found: Worker | Vacancy, id: str
+) -> tuple[Generate, list[bytes]]:
+    """Likewise."""
     spoken, media, frames = _spoken(gateway, read, found)
-    id = "count-" + secrets.token_hex(12)
-    return request.count(read, spoken, media, id=id, incarnation=gateway.dispatcher.incarnation), frames
+    incarnation = gateway.dispatcher.incarnation
+    return request.count(read, spoken.messages, media, id=id, incarnation=incarnation), frames
 
 
 def _spoken(
     gateway: Gateway, read: body.Prompt, found: Worker | Vacancy
-) -> tuple[list[dict[str, Any]], list[Media], list[bytes]]:
-    """The canonical messages; what is said of each image, and its bytes."""
+) -> tuple[Conversation, list[Media], list[bytes]]:
     spoken = conversation(read, system_in_place=found.capabilities.system_in_place)
-    return spoken.messages, *read_images(spoken.images, found, gateway.settings.media_bytes_max)
+    return spoken, *read_images(spoken.images, found, gateway.settings.media_bytes_max)
 
 
 ROUTES = [

@@ -43,8 +43,8 @@ async def create(asked: Request) -> ASGIApp:
     offer = request.offered(read)
     stem = secrets.token_hex(12)
     id = history.response_id(stem)
-    work = partial(_message, gateway, read, found, recalled, offer, id)
-    message, frames = await gateway.aside.work(len(raw) + recalled.bytes_before, work)
+    generate = partial(_generate, gateway, found, read, recalled, offer, id)
+    message, frames = await gateway.aside.work(len(raw) + recalled.kept_bytes, generate)
     keep = None if read.store is False else _keeping(gateway, owner, id, recalled, stem)
     answer = Answer(
         request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=keep is not None),
@@ -57,8 +57,8 @@ async def create(asked: Request) -> ASGIApp:
     return _running(gateway.answering, (owner, id), answer, response)
 
 
-def _message(
-    gateway: Gateway, read: body.Body, found: Worker | Vacancy, recalled: History, offer: Offer, id: str
+def _generate(
+    gateway: Gateway, found: Worker | Vacancy, read: body.Body, recalled: History, offer: Offer, id: str
 ) -> tuple[Generate, list[bytes]]:
     """The request, and its images. Raises `RequestError`."""
     in_place = found.capabilities.system_in_place

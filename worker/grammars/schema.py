@@ -21,6 +21,8 @@ DEPTH_MAX = 100
 """Of schemas within each other: the parser of llguidance takes 128 levels of JSON."""
 PATTERN_PROPERTIES_MAX = 64
 """In one object: each is compared with each, for more than a second where they are 200."""
+OPTIONAL_MAX = 2_000
+"""Properties that one object may have or not: compiling takes the square of their number."""
 MULTIPLE_MAX = 10_000
 """Digits of `multipleOf`, its point left out: as many states as that has the automaton that divides."""
 EXACT_MAX = 2**53
@@ -49,6 +51,13 @@ _CLASS = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]")
 _ONE = ("additionalProperties", "additionalItems", "items")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_KINDS: Mapping[type, set[str]] = {
+    dict: {"properties", "patternProperties", "$defs", "definitions"},
+    list: {"required", "enum", "allOf", "anyOf", "oneOf", "prefixItems"},
+    str: {"pattern", "format", "$ref"},
+    int: {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"},
+}
+_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a number of things"}
 _BOUNDS = {
     "minimum": math.inf,
     "exclusiveMinimum": math.inf,
@@ -114,8 +123,10 @@ def _looked_up(reference: str, root: Mapping[str, Any]) -> object:
 
 
 def _mended(schema: Any, root: Schema, depth: int) -> Any:
-    if not isinstance(schema, dict):
+    if isinstance(schema, bool):
         return schema
+    if not isinstance(schema, dict):
+        raise SchemaError("has in it a schema that is not an object")
     if depth > DEPTH_MAX:
         raise SchemaError(f"is nested more than {DEPTH_MAX} levels deep")
     _check(schema)
@@ -137,18 +148,36 @@ def _within(key: str, value: Any, root: Schema, depth: int) -> Any:
 
 
 def _check(schema: Schema) -> None:
-    patterns, fewest = schema.get("patternProperties"), schema.get("minProperties")
-    if isinstance(patterns, dict) and len(patterns) > PATTERN_PROPERTIES_MAX:
-        raise SchemaError(f"has more than {PATTERN_PROPERTIES_MAX} 'patternProperties' in one object")
-    required = schema.get("required")
-    # Of names that are not listed each may come twice, and would be one property.
-    if isinstance(fewest, int) and fewest > 1 + (len(required) if isinstance(required, list) else 0):
-        raise SchemaError("has 'minProperties' above the number of required properties and one more")
+    """What is taken for granted from here on, and that nothing is too much, or held to loosely."""
+    for kind, keywords in _KINDS.items():
+        for keyword in keywords & schema.keys():
+            _check_kind(keyword, schema[keyword], kind)
+    _check_object(schema)
     for constant in _scalars([schema.get("enum"), schema.get("const")]):
         _check_constant(constant)
-    for pattern in (schema.get("pattern"), *(patterns or ())):
-        if isinstance(pattern, str) and (found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern))):
+    for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
+        if found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern)):
             raise SchemaError(f"has in a 'pattern' the control character {found[0]!r}")
+
+
+def _check_kind(keyword: str, value: object, kind: type) -> None:
+    is_negative = isinstance(value, int) and value < 0
+    if not isinstance(value, kind) or isinstance(value, bool) or is_negative:
+        raise SchemaError(f"has a '{keyword}' that is not {_NAMES[kind]}")
+    if keyword == "required" and not all(isinstance(name, str) for name in _items(value)):
+        raise SchemaError("has a 'required' that is not a list of strings")
+
+
+def _check_object(schema: Schema) -> None:
+    required: list[str] = schema.get("required", [])
+    fewest: int = schema.get("minProperties", 0)
+    if len(schema.get("patternProperties", ())) > PATTERN_PROPERTIES_MAX:
+        raise SchemaError(f"has more than {PATTERN_PROPERTIES_MAX} 'patternProperties' in one object")
+    if len(schema.get("properties", ())) - len(required) > OPTIONAL_MAX:
+        raise SchemaError(f"has more than {OPTIONAL_MAX} optional 'properties' in one object")
+    # Of names that are not listed each may come twice, and would be one property.
+    if fewest > 1 + len(required):
+        raise SchemaError("has 'minProperties' above the number of required properties and one more")
 
 
 def _check_constant(constant: object) -> None:
@@ -156,6 +185,10 @@ def _check_constant(constant: object) -> None:
         raise SchemaError(f"has in 'const' or 'enum' the number {constant}, which no float is exactly")
     if isinstance(constant, str) and (found := _UNWRITTEN.search(constant)):
         raise SchemaError(f"has in 'const' or 'enum' the control character {found[0]!r}")
+
+
+def _items(values: object) -> list[object]:
+    return values if isinstance(values, list) else []
 
 
 def _scalars(values: Iterable[object]) -> Iterator[object]:
@@ -170,7 +203,7 @@ def _scalars(values: Iterable[object]) -> Iterator[object]:
 
 def _mend_numbers(schema: Schema) -> None:
     step = schema.get("multipleOf")
-    if isinstance(step, int | float):
+    if isinstance(step, int | float) and not isinstance(step, bool):
         if int("".join(map(str, Decimal(str(step)).normalize().as_tuple().digits))) > MULTIPLE_MAX:
             raise SchemaError(f"has a 'multipleOf' of {step}, with more digits than {MULTIPLE_MAX} has")
         if step == int(step) and schema.get("type") == "number":
@@ -206,17 +239,20 @@ def _are_disjoint(options: object, root: Schema) -> bool:
     objects = [one for one in found if isinstance(one, dict) and one.get("type") == "object"]
     if len(objects) < len(found) or not objects:
         return False
-    shared = set.intersection(*({*map(str, one.get("required") or ())} for one in objects))
-    return any(_tells_apart(name, objects, root) for name in shared)
+    shared = set.intersection(*({*map(str, _items(one.get("required")))} for one in objects))
+    return any(_tells_apart(name, objects, root) for name in sorted(shared))
 
 
 def _tells_apart(name: str, objects: list[Schema], root: Schema) -> bool:
     tags: list[str] = []
     for one in objects:
-        tag = resolved((one.get("properties") or {}).get(name), root)
-        values = [tag["const"]] if isinstance(tag, dict) and "const" in tag else []
-        values = values or (tag.get("enum") or [] if isinstance(tag, dict) else [])
-        if not values or not all(isinstance(value, str) for value in values):
+        listed = one.get("properties")
+        tag = resolved(listed.get(name), root) if isinstance(listed, dict) else None
+        if not isinstance(tag, dict):
             return False
-        tags += values
+        values = [tag["const"]] if "const" in tag else _items(tag.get("enum"))
+        found = [value for value in values if isinstance(value, str)]
+        if not found or len(found) < len(values):
+            return False
+        tags += found
     return len(tags) == len({*tags})

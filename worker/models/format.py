@@ -123,8 +123,12 @@ class Reading:
 
     def split(self, text: str) -> list[Piece]:
         """See `channels.Machine`."""
+        pieces: list[Piece]
         position, pieces = TextStateMachine.split(self._position, text)
-        return self._gone_on(position, pieces)
+        if self._heads or len(position[3]) > self._held_max:
+            return self._gone_on(position, pieces)
+        self.state, self._position = position[0], position
+        return pieces
 
     def seek(self, text: str) -> tuple[list[Piece], str]:
         """See `calls.reading.Seeker`."""

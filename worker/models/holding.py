@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from worker.models.template import Render, opens_thoughts, rendered_calls, spaci
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary
 
+log = logging.getLogger(__name__)
+
 _TOOL = "tool"
 """Upstream's name for the state in which a call has begun."""
 
@@ -37,15 +40,23 @@ class Held:
         self._opened: tuple[Lexicon, Compiler] | None = None
 
     def open(self, tokenizer: TokenizerWrapper, width: int) -> tuple[Lexicon, Compiler] | None:
-        """Made by the first who asks, with the tokenizer of its thread; None: the model has no end token."""
+        """Made by the first who asks, with the tokenizer of its thread. None: the model has no end token, or
+        tokens that llguidance does not take; all else it can do."""
         ends = [token for token in tokenizer.eos_token_ids if token < width]
         with self._lock:
             if self._opened is None and ends:
-                vocabulary = Vocabulary(tokenizer._tokenizer)
-                names = _names(tokenizer, vocabulary, ends)
-                lexicon = Lexicon(vocabulary.spell, width, names, ends)
-                self._opened = lexicon, Compiler(lexicon)
+                self._opened = _opened(tokenizer, width, ends)
             return self._opened
+
+
+def _opened(tokenizer: TokenizerWrapper, width: int, ends: Sequence[int]) -> tuple[Lexicon, Compiler] | None:
+    vocabulary = Vocabulary(tokenizer._tokenizer)
+    try:
+        lexicon = Lexicon(vocabulary.spell, width, _names(tokenizer, vocabulary, ends), ends)
+    except ValueError as error:
+        log.warning("answers cannot be held to forms: %s", error)
+        return None
+    return lexicon, Compiler(lexicon)
 
 
 class Holder:
@@ -72,7 +83,7 @@ class Holder:
         if form is None and not is_called and not (tools and calling.strict):
             return None
         if self._opened is None:
-            message = "An answer cannot be held to a form here: the model has no token that ends one."
+            message = "An answer cannot be held to a form here: this model's tokens do not allow for it."
             raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param=form.param if form else "tools")
         state = CONTENT if opening is None else opening
         if is_called:

@@ -34,7 +34,6 @@ CALLED = "called"
 Piece = tuple[str, str | CallDelta]
 """What is certain of an answer, without markers, and the state it was said in; of a call, how it grows."""
 
-_QUIET = frozenset([REASONING, CALL])
 SIGNS_MAX = 2048
 _SIGN_FIRST = 0xD800
 _SIGNS = re.compile("[\ud800-\udfff]")
@@ -109,11 +108,11 @@ class ChannelPipeline:
         text = self._stream.push(token) if sign is None else self._stream.settle() + sign
         pieces = machine.split(text) if text else ()
         state = machine.state
-        if state in _QUIET or was_thinking:
-            self._count_thought(state, was_thinking)
-            is_content = False
-        else:
+        if state == CONTENT and not was_thinking:
             is_content = sign is None
+        else:
+            is_content = False
+            self._count_thought(state, was_thinking)
         if len(pieces) == 1 and sign is None:  # as most are
             state, grown = pieces[0]
             return self._grown(state, grown, is_content)
@@ -148,12 +147,13 @@ class ChannelPipeline:
         return growth
 
     def _grown(self, state: str, grown: str | CallDelta, is_content: bool) -> Growth:
-        if isinstance(grown, CallDelta):
+        if not isinstance(grown, str):
             return self._called(state, grown)
-        text = self._shown(grown)
+        if self._signs and not grown.isascii():
+            grown = _SIGNS.sub(self._text_of, grown)
         if state == REASONING:
-            return Growth("", text, is_content)
-        certain = self._matcher.push(text)
+            return Growth("", grown, is_content)
+        certain = self._matcher.push(grown)
         self.stopped = self._matcher.matched
         return Growth(certain, "", is_content)
 
@@ -167,9 +167,6 @@ class ChannelPipeline:
             self.stopped = self._single_call
         return Growth(self._matcher.rest() if self.stopped else "", "", False, (grown,))
 
-    def _shown(self, text: str) -> str:
-        """With no sign left in it."""
-        return _SIGNS.sub(self._text_of, text) if self._signs and not text.isascii() else text
-
     def _text_of(self, sign: re.Match[str]) -> str:
+        """What a client sees of a sign that belongs to no marker."""
         return self._texts.get(sign[0], "")

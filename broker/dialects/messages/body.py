@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, decode
+from broker.dialects.messages.content import Block, TextBlock
 from broker.dialects.parameters import (
     CACHE_SALT_CHARACTERS_MAX,
     STOP_STRING_CHARACTERS_MAX,
@@ -32,151 +33,9 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-# --- content -----------------------------------------------------------------------------------------
-
-
-class TextBlock(Struct, tag_field="type", tag="text"):
-    text: str
-
-
-class ImageSource(Struct):
-    """Of type `base64`, or `url`."""
-
-    type: str
-    media_type: str | None = None
-    data: str | None = None
-    url: str | None = None
-
-
-class ImageBlock(Struct, tag_field="type", tag="image"):
-    source: ImageSource
-
-
-class DocumentSource(Struct):
-    """Of type `text`, or `content`."""
-
-    type: str
-    data: str | None = None
-    content: str | list[TextBlock | ImageBlock] | None = None
-
-
-class DocumentBlock(Struct, tag_field="type", tag="document"):
-    source: DocumentSource
-    title: str | None = None
-    context: str | None = None
-
-
-class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
-    content: list[TextBlock]
-    title: str | None = None
-    source: str | None = None
-
-
-class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    thinking: str
-    signature: str | None = None
-
-
-class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
-    name: str
-    id: str
-    input: dict[str, Any] | None = None
-
-
-class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
-    """A tool that a search among tools has found; its definition is in the body like any other."""
-
-    tool_name: str
-
-
-class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
-    tool_use_id: str
-    content: (
-        str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None
-    ) = None
-    is_error: bool | None = None
-
-
-# What Anthropic's own servers have written, and only they can read: passed over.
-
-
-class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    pass
-
-
-class CompactionBlock(Struct, tag_field="type", tag="compaction"):
-    pass
-
-
-class ServerToolUseBlock(Struct, tag_field="type", tag="server_tool_use"):
-    pass
-
-
-class WebSearchBlock(Struct, tag_field="type", tag="web_search_tool_result"):
-    pass
-
-
-class WebFetchBlock(Struct, tag_field="type", tag="web_fetch_tool_result"):
-    pass
-
-
-class CodeExecutionBlock(Struct, tag_field="type", tag="code_execution_tool_result"):
-    pass
-
-
-class BashExecutionBlock(Struct, tag_field="type", tag="bash_code_execution_tool_result"):
-    pass
-
-
-class TextEditorBlock(Struct, tag_field="type", tag="text_editor_code_execution_tool_result"):
-    pass
-
-
-class ToolSearchBlock(Struct, tag_field="type", tag="tool_search_tool_result"):
-    pass
-
-
-class McpToolUseBlock(Struct, tag_field="type", tag="mcp_tool_use"):
-    pass
-
-
-class McpToolResultBlock(Struct, tag_field="type", tag="mcp_tool_result"):
-    pass
-
-
-class ContainerUploadBlock(Struct, tag_field="type", tag="container_upload"):
-    pass
-
-
-Block = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | SearchResultBlock
-    | ThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | RedactedThinkingBlock
-    | CompactionBlock
-    | ServerToolUseBlock
-    | WebSearchBlock
-    | WebFetchBlock
-    | CodeExecutionBlock
-    | BashExecutionBlock
-    | TextEditorBlock
-    | ToolSearchBlock
-    | McpToolUseBlock
-    | McpToolResultBlock
-    | ContainerUploadBlock
-)
-
-
 class Message(Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block] | None = None
-
-
-# --- the rest ----------------------------------------------------------------------------------------
 
 
 class Tool(Struct):

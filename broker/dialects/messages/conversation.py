@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from broker.dialects.body import refuse
-from broker.dialects.messages.body import (
+from broker.dialects.messages.body import Message, Prompt
+from broker.dialects.messages.content import (
     Block,
     DocumentBlock,
     ImageBlock,
     ImageSource,
-    Message,
-    Prompt,
     SearchResultBlock,
     TextBlock,
     ThinkingBlock,

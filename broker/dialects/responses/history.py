@@ -30,8 +30,8 @@ class History:
     is_text: bool = False
 
     @property
-    def bytes_before(self) -> int:
-        """How much is kept of the conversation up to here."""
+    def kept_bytes(self) -> int:
+        """Of what is not in the body."""
         return sum(len(piece.encoded) for piece in self.before)
 
     def placed(self) -> list[Placed]:

@@ -10,9 +10,9 @@ from worker.engine.sampling.helpers import Helpers
 WAIT_S_MAX = 20.0
 
 
-def test_short_jobs_are_done_by_the_caller_alone() -> None:
+def test_a_single_job_is_done_by_the_caller() -> None:
     threads: list[str] = []
-    Helpers(4).run([lambda: threads.append(threading.current_thread().name)] * 1)
+    Helpers(4).run([lambda: threads.append(threading.current_thread().name)])
     assert threads == [threading.current_thread().name]
     Helpers(4).run([])
 

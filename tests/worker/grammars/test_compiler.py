@@ -121,13 +121,6 @@ EXPLODING: dict[str, Callable[[], Form]] = {
     "nesting": lambda: schema_of(nested(300)),
     "a product of alternatives": lambda: schema_of({"allOf": EITHER, "type": "object"}),
     "a megabyte": lambda: schema_of({"properties": {f"property_{n}": INTEGER for n in range(40_000)}}),
-    "many optional properties": lambda: schema_of(
-        {
-            "properties": {f"p{n}": INTEGER for n in range(5_000)},
-            "type": "object",
-            "additionalProperties": False,
-        }
-    ),
     "many patterns of names": lambda: schema_of(
         {"type": "object", "patternProperties": {f"^a{n}x.*{n}.*$": INTEGER for n in range(800)}}
     ),

@@ -85,6 +85,7 @@ def test_what_cannot_be_held_to_is_refused(schema: dict[str, Any], said: str) ->
         ({"multipleOf": 0.123456}, "multipleOf"),
         ({"minimum": 2**64}, "bound"),
         ({"patternProperties": {str(number): {} for number in range(65)}}, "patternProperties"),
+        ({"properties": {str(number): {} for number in range(2001)}}, "optional 'properties'"),
     ],
 )
 def test_what_would_be_held_to_loosely_is_refused(schema: dict[str, Any], said: str) -> None:

@@ -1,0 +1,80 @@
+"""Schemas that are none: whatever stands at a keyword, the request is refused or served; nothing breaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.parts import Form
+from tests.worker.grammars.sampling import small
+from worker.grammars.calls import Calls, Tool
+from worker.grammars.calls import Form as CallForm
+from worker.grammars.compiler import GrammarError
+from worker.grammars.forms import FormError, grammar_of
+from worker.grammars.schema import SchemaError
+
+KEYWORDS = [
+    "$ref", "$defs", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "format",
+    "items", "maximum", "exclusiveMinimum", "maxLength", "maxItems", "minLength", "minProperties",
+    "multipleOf", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type",
+    "x-guidance",
+]  # fmt: skip
+WORDS = [
+    "#",
+    "#/$defs/a",
+    "#/properties/a",
+    "object",
+    "string",
+    "null",
+    "^a",
+    "a$|b",
+    "[",
+    "\x00",
+    "\ud800",
+    "",
+]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.sampled_from([2**70, -0.5, 1e300]),
+    st.sampled_from(WORDS),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from([*KEYWORDS, "a", "b c"]), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+SCHEMAS = st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=5)
+
+
+def refusal(grammar: Callable[[], str]) -> str:
+    """Empty where it is served. Whatever else is raised, is raised."""
+    try:
+        small().compiler.compile(grammar())
+    except (FormError, SchemaError, GrammarError) as error:
+        return str(error)
+    return ""
+
+
+@given(schema=SCHEMAS)
+@settings(max_examples=300)
+def test_a_malformed_schema_breaks_nothing(schema: Any) -> None:
+    form = Form(kind="json_schema", text=json.dumps(schema))
+    assert "cannot be compiled" not in refusal(lambda: grammar_of(form))
+
+
+@pytest.mark.parametrize("kind", [None, "mistral", "qwen3_coder", "glm47", "muse_spark", "longcat"])
+@given(schema=SCHEMAS | VALUES, name=st.sampled_from(["a", 'q"uo\\te', "</tool_call>", "日"]))
+@settings(max_examples=80)
+def test_malformed_parameters_of_a_tool_break_nothing(kind: str | None, schema: Any, name: str) -> None:
+    form, tools = CallForm(kind, names=small().lexicon.names), [Tool(name, schema)]
+    assert "cannot be compiled" not in refusal(lambda: Calls(form, tools).required(single=False))
