@@ -29,6 +29,7 @@ class _Listed(msgspec.Struct):
     context_length: int | None = None
     aliases: list[str] = []
     state: str = "loaded"
+    tasks: tuple[str, ...] = ("generate",)
 
 
 class _List(msgspec.Struct):
@@ -44,7 +45,7 @@ def ask(endpoint: Endpoint) -> list[Model]:
 
 
 def read(body: bytes) -> list[Model]:
-    """The answer of `/v1/models`. Raises `LaunchError`."""
+    """Those that an agent can talk to, of the answer of `/v1/models`. Raises `LaunchError`."""
     try:
         listed = msgspec.json.decode(body, type=_List).data
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -52,6 +53,7 @@ def read(body: bytes) -> list[Model]:
     return [
         Model(model.id, model.context_length or None, tuple(model.aliases), model.state == "loaded")
         for model in listed
+        if "generate" in model.tasks
     ]
 
 

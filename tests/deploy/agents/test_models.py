@@ -15,11 +15,12 @@ LARGE = Model("large", 131072, loaded=False)
 SMALL = Model("small", 4096, ("gpt-4o-mini",))
 
 
-def test_the_list_is_read_as_the_gateway_writes_it() -> None:
+def test_those_that_generate_are_read_as_the_gateway_lists_them() -> None:
     listed = [
         {"id": "large", "object": "model", "created": 1, "context_length": 131072, "state": "unloaded"},
         {"id": "small", "context_length": 4096, "state": "loaded", "aliases": ["gpt-4o-mini"]},
-        {"id": "unmeasured"},
+        {"id": "unmeasured", "tasks": ["generate"]},
+        {"id": "embedder", "tasks": ["embed"]},
     ]
     body = json.dumps({"object": "list", "data": listed}).encode()
     assert read(body) == [LARGE, SMALL, Model("unmeasured")]
