@@ -236,7 +236,7 @@ class _Group:
         self._rows = chosen
         self._masks = Masks(len(chosen)) if needs.is_guided else None
         self._seeds = [row.seed for row in chosen]
-        self._chosen = mx.array(members, mx.uint32) if len(members) < len(rows) else None
+        self._chosen = _places(members) if len(members) < len(rows) else None
         self._distribution = Distribution(needs.filters, draws) if needs.filters else None
 
     def questions(self, positions: Sequence[int], vocabulary: int) -> list[Job]:
@@ -274,3 +274,9 @@ class _Group:
         """Count what the group's rows have of the tokens of the whole batch; returns what to evaluate."""
         assert self.penalties is not None, "the group counts nothing"
         return self.penalties.add(tokens if self._chosen is None else tokens[self._chosen])
+
+
+def _places(members: list[int]) -> mx.array | slice:
+    """What takes these out of all rows, in order: neighbours without a copy."""
+    first, last = members[0], members[-1]
+    return slice(first, last + 1) if last - first + 1 == len(members) else mx.array(members, mx.uint32)
