@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from broker.app import create_app
 from broker.config import GatewaySettings
+from broker.dialects.responses.store import Store
 from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
@@ -62,6 +63,7 @@ def build(configured: GatewaySettings, keyring: Keyring) -> tuple[Gateway, ASGIA
         line_errors=link.errors,
         keyring=keyring,
         shares=Shares(configured.max_per_key),
+        responses=Store(configured.responses_max, configured.responses_bytes_max),
     )
     return gateway, create_app(gateway, link, foreman)
 

@@ -16,19 +16,40 @@ from broker.http.auth import Guard
 from broker.http.ids import RequestIds
 from broker.http.intake import Intake
 from broker.http.limits import BodyBudget
+from broker.http.timing import Timing
 from broker.line.foreman import Foreman
 from broker.line.link import Link
-from broker.routes import cache, chat, completions, errors, health, models, status
+from broker.routes import (
+    cache,
+    chat,
+    completions,
+    errors,
+    health,
+    messages,
+    models,
+    responses,
+    status,
+    tokens,
+)
 from broker.routes.gateway import Gateway
 from protocol.errors import RequestError
 
 SWEEP_S = 0.25
-EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-should-retry", cache_header.HEADER.decode())
+EXPOSED_HEADERS = (
+    "retry-after",
+    "x-request-id",
+    "request-id",
+    "x-should-retry",
+    cache_header.HEADER.decode(),
+)
 """What scripts from another origin may read of an answer."""
 
 ROUTES = (
     *chat.ROUTES,
     *completions.ROUTES,
+    *responses.ROUTES,
+    *messages.ROUTES,
+    *tokens.ROUTES,
     *models.ROUTES,
     *status.ROUTES,
     *cache.ROUTES,
@@ -57,7 +78,7 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestIds(app)
+    return RequestIds(Timing(app))
 
 
 def _routes(gateway: Gateway, link: Link, foreman: Foreman | None) -> Starlette:
@@ -74,6 +95,7 @@ def _routes(gateway: Gateway, link: Link, foreman: Foreman | None) -> Starlette:
             if foreman is not None:
                 foreman.close()
             link.close()
+            gateway.aside.close()
 
     app = Starlette(routes=ROUTES, exception_handlers=errors.HANDLERS, lifespan=lifespan)
     # Where a path with a slash too many leads is not said with a redirect to whatever host the client named.

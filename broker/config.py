@@ -79,8 +79,15 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = 256 * 2**20
     body_bytes_max: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 32 * 2**20
     media_bytes_max: Annotated[int, Meta(ge=1024, description="largest image, in bytes")] = 16 * 2**20
+    responses_max: Annotated[
+        int,
+        Meta(ge=0, le=2**20, description="responses kept for previous_response_id, the oldest go; 0: none"),
+    ] = 1000
+    responses_bytes_max: Annotated[
+        int, Meta(ge=0, description="bytes that they take in the gateway's memory at the most")
+    ] = 128 * 2**20
     keepalive_s: Annotated[
-        Seconds, Meta(description="seconds of silence after which a stream gets a comment")
+        Seconds, Meta(description="seconds of silence after which a stream gets a comment, or a ping")
     ] = 10.0
     silent_after_s: Annotated[
         Seconds, Meta(description="seconds without a heartbeat after which a worker counts as silent")

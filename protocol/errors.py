@@ -16,6 +16,8 @@ class Code(StrEnum):
     INVALID_MEDIA = "invalid_media"
     INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
+    RESPONSE_NOT_FOUND = "response_not_found"
+    PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TIMEOUT = "request_timeout"
@@ -52,6 +54,8 @@ _CALLER = {
     Code.INVALID_MEDIA: (400, "An image or file in this request cannot be read."),
     Code.INVALID_API_KEY: (401, "A valid API key is needed."),
     Code.MODEL_NOT_FOUND: (404, "The model does not exist here."),
+    Code.RESPONSE_NOT_FOUND: (404, "No such response is kept here."),
+    Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The response to go on from is not kept here."),
     Code.ROUTE_NOT_FOUND: (404, "There is nothing at this address."),
     Code.METHOD_NOT_ALLOWED: (405, "This address does not take this method."),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),

@@ -12,6 +12,7 @@ import secrets
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from protocol.errors import RequestError
 from protocol.parts import (
     Calling,
     Capabilities,
@@ -29,6 +30,7 @@ from protocol.parts import (
     Sampling,
     Timings,
     Token,
+    Tokenizing,
     Usage,
 )
 
@@ -79,7 +81,10 @@ class Generate(Message, frozen=True):
     Then `max_tokens` may be 0.
 
     `form`: what the content must be; None: whatever it likes to be. `calling`: how `tools`
-    may be called; None: freely."""
+    may be called; None: freely.
+
+    `tokenizing`: nothing is run. `Accepted` tells what is wanted of the prompt, however long it is, and the
+    request is `Finished`; None: it is run."""
 
     id: Id
     sampling: Sampling
@@ -104,6 +109,7 @@ class Generate(Message, frozen=True):
     scored: Count = 0
     form: Form | None = None
     calling: Calling | None = None
+    tokenizing: Tokenizing | None = None
 
 
 class Cancel(Message, frozen=True):
@@ -172,11 +178,19 @@ class Heartbeat(Message, frozen=True):
 
 class Accepted(Message, frozen=True):
     """The request is well-formed and queued: from here on it ends in `Finished` or `Failed`. `prompt`: the
-    text of a prompt that came as tokens and is to be told."""
+    text of a prompt that came as tokens and is to be told. `tokens` and `pieces`: if `Tokenizing` asks for
+    them."""
 
     id: Id
     prompt_tokens: Count
     prompt: str = ""
+    tokens: list[Token] = []
+    pieces: list[str] = []
+
+
+def tokens_told(message: Accepted) -> int:
+    """How many tokens of its prompt it tells, as numbers or as text, beside counting them."""
+    return message.prompt_tokens if message.tokens or message.prompt else 0
 
 
 class Reused(Message, frozen=True):
@@ -204,21 +218,36 @@ class Events(Message, frozen=True):
 
 class Finished(Message, frozen=True):
     """Terminal. `reason` is `stop`, `length`, or `tool_calls`: the answer has come to its own end, and has at
-    least one whole call."""
+    least one whole call. `stop`: the stop string before which it ends; empty: none."""
 
     id: Id
     reason: str
     usage: Usage
     timings: Timings = Timings()
+    stop: str = ""
 
 
 class Failed(Message, frozen=True):
-    """Terminal. `code` is one of `protocol.errors.Code`."""
+    """Terminal. `code` is one of `protocol.errors.Code`. `details`: the numbers of which `message` speaks, by
+    name."""
 
     id: Id
     code: str
     message: str
     param: str | None = None
+    details: dict[Name, Count] = {}
+
+
+def failed(incarnation: str, id: str, error: RequestError) -> Failed:
+    """An error as it is told of a request."""
+    return Failed(
+        incarnation=incarnation,
+        id=id,
+        code=error.code,
+        message=error.message,
+        param=error.param,
+        details={name: number for name, number in error.details.items() if isinstance(number, int)},
+    )
 
 
 class Draining(Message, frozen=True):

@@ -88,6 +88,17 @@ class Calling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     strict: list[Name] = []
 
 
+class Tokenizing(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is wanted of a prompt that is only taken apart: beside their number its `tokens`, and the `pieces`
+    of text that these stand for. `special`: whether what the tokenizer puts around every text is put around
+    this one; None: as if it were to be answered. `opens_turn`: a conversation ends where the model begins."""
+
+    tokens: bool = False
+    pieces: bool = False
+    special: bool | None = None
+    opens_turn: bool = True
+
+
 class CallDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How one call of a tool grows. `index` counts an answer's calls from 0. `id` and `name` come once,
     first; `arguments`, joined, are one JSON object, unfinished where the model has left them so."""

@@ -3,9 +3,10 @@
     echo '{"folder": …, "requests": [{"messages": […], "max_tokens": N}]}' | python -m tests.oracle
 
 prints the answers as one line of JSON, and so on for every line it is given. A request with `tokens` in place
-of `messages` is a prompt as it stands, and its answer does not end before `max_tokens`. The process has the
-same BLAS as a worker, so that a difference is never one of libraries, and nothing that a worker's modules
-may do to upstream's classes reaches it.
+of `messages` is a prompt as it stands, and its answer does not end before `max_tokens`; with a `rule` it is
+held to the grammar of that seed (`tests.worker.rules`). The process has the same BLAS as a worker, so that a
+difference is never one of libraries, and nothing that a worker's modules may do to upstream's classes reaches
+it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def main() -> None:
 def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
     import mlx_lm
 
+    from tests.worker.rules import RuleGrammar, processor
+
     endless = "tokens" in request
     prompt = (
         request["tokens"]
@@ -77,7 +80,10 @@ def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
     ends = tokenizer.eos_token_ids
     if endless:
         tokenizer.eos_token_ids = set()
-    steps = mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=request["max_tokens"])
+    processors = [processor(RuleGrammar(request["rule"]))] if "rule" in request else None
+    steps = mlx_lm.stream_generate(
+        model, tokenizer, prompt, max_tokens=request["max_tokens"], logits_processors=processors
+    )
     # The end token is reported as the last step's token, and is no part of the text.
     ids = [step.token for step in steps if endless or step.token not in ends]
     tokenizer.eos_token_ids = ends

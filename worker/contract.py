@@ -55,7 +55,9 @@ class Guide(Protocol):
 
     def fill(self, mask: memoryview) -> bool:
         """Say what may follow: bit t % 32 of word t // 32 of `mask`, uint32, is set where token t may. False:
-        anything may, and nothing was written. Some token always may. Releases the GIL where it takes long."""
+        anything may, and nothing was written. Some token always may. Releases the GIL where it takes long.
+
+        `mask` has a bit for each of the model's logits, all 0: there may be more of them than tokens."""
 
 
 class Grammar(Protocol):
@@ -130,11 +132,27 @@ class Prepared:
     single_call: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt that is not to be run: how many tokens it has and, as far as they are asked for, these
+    `tokens`, the `pieces` of text that they stand for, and the `text` of a prompt that came as tokens."""
+
+    id: str
+    count: int
+    tokens: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+    text: str = ""
+
+
 class Preparer(Protocol):
     """Template and tokenizer. Owned by one thread of the pool; never shared, never near MLX."""
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """Raises `protocol.errors.RequestError` for whatever the request itself causes."""
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        """For one that says what it wants by `tokenizing`. Raises as `prepare`, but takes prompts of any
+        length, an empty one as well."""
 
 
 def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
@@ -145,6 +163,7 @@ def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) 
         f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
         f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
         param=source,
+        details={"prompt_tokens": tokens, "context_length": context_length},
     )
 
 
@@ -171,6 +190,10 @@ class Pipeline(Protocol):
     """How many of the tokens pushed are thoughts."""
     has_called: bool
     """A tool was called, and the call is whole."""
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that was met; empty: none was."""
 
     def push(self, token: int) -> Growth:
         """What this token completes: whole characters, nothing that may yet be a marker or a stop string."""
@@ -210,11 +233,13 @@ NO_TARGETS: Mapping[str, Targets] = {}
 class Step:
     """What one decode step read: at most one token for each started row, none for one that has just joined.
 
-    `likelihoods`: of the rows that ask for them.
+    `likelihoods`: of the rows that ask for them. `failed`: rows whose grammar has failed, and why; they
+    have no token, nor will have.
     """
 
     tokens: Mapping[str, int]
     likelihoods: Mapping[str, Likelihood]
+    failed: Mapping[str, Exception] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +319,8 @@ class Engine(Protocol):
     def step(self) -> Step:
         """Feed every started row its last token; return the tokens drawn by the previous call.
 
-        So the first token of a row is returned by the second step after its start. Rows that have ended must
-        be dropped before the next call.
+        So the first token of a row is returned by the second step after its start. Rows that have ended or
+        failed must be dropped before the next call.
         """
 
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:

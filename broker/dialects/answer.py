@@ -95,7 +95,7 @@ class Stream:
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """The events of all items, in order. An error is an event only once something has been sent."""
-        if not self._begun and (error := _failure_in(batches)):
+        if not self._begun and (error := failure_in(batches)):
             raise error
         events: list[bytes] = []
         for choice, items in batches:
@@ -153,7 +153,7 @@ class Whole:
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """The document once it is complete, nothing before."""
-        if error := _failure_in(batches):
+        if error := failure_in(batches):
             raise error
         for choice, items in batches:
             for item in items:
@@ -181,7 +181,8 @@ class Whole:
         return encode(self._envelope | {"choices": choices, "usage": usage_object(self._ends.usage())})
 
 
-def _failure_in(batches: Sequence[Batch]) -> RequestError | None:
+def failure_in(batches: Sequence[Batch]) -> RequestError | None:
+    """Of the first flight among them that has failed."""
     for _, items in batches:
         if items and isinstance(last := items[-1], Failed):
             return failure(last)

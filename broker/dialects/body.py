@@ -27,14 +27,27 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise RequestError(Code.INVALID_REQUEST, "The body is nested too deeply.") from None
 
 
-def _invalid(text: str) -> RequestError:
+def convert(value: Any, kind: type[T], place: str) -> T:
+    """A part of a body, which stands at `place` in it, as what it should be. Raises as `decode` does."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), place) from None
+
+
+def _invalid(text: str, within: str = "") -> RequestError:
     place = _PLACE.search(text)
-    path = place["path"] if place else ""
+    path = _path(within, place["path"] if place else "")
     reason = _PLACE.sub("", text)
     if missing := _MISSING.search(reason):
-        path = f"{path}.{missing['name']}" if path else missing["name"]
+        path = _path(path, missing["name"])
     where = f"'{path}': " if path else ""
     return RequestError(Code.INVALID_REQUEST, f"{where}{reason}.", param=path or None)
+
+
+def _path(within: str, path: str) -> str:
+    dot = "." if within and path and not path.startswith("[") else ""
+    return f"{within}{dot}{path}"
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:

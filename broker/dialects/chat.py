@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from broker.dialects.body import encode, encode_text
 from broker.dialects.chat_body import Body
+from broker.dialects.forms import form_of
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, stop_strings
+from broker.dialects.parameters import sampling, stop_strings, template_kwargs
 from protocol.conversation import pack
 from protocol.messages import Accepted, Generate, Scored
-from protocol.parts import Delta, Media
+from protocol.parts import CallDelta, Delta, Media
 
 # --- to the worker -----------------------------------------------------------------------------------
 
@@ -30,13 +32,14 @@ def generate(
     body: Body, messages: list[dict[str, Any]], media: list[Media], *, id: str, incarnation: str
 ) -> Generate:
     """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
-    tools, wishes = _offered_tools(body), _template_kwargs(body)
+    offer = body.offer
+    wishes = template_kwargs(body.reasoning_effort, body.enable_thinking, body.chat_template_kwargs)
     return Generate(
         incarnation=incarnation,
         id=id,
         sampling=sampling(body, (body.top_logprobs or 0) if body.logprobs else None),
         messages=pack(messages),
-        tools=pack(tools) if tools else UNSET,
+        tools=pack(offer.tools) if offer.tools else UNSET,
         template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,
         stop=stop_strings(body),
@@ -46,37 +49,9 @@ def generate(
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
         thinking_budget=body.thought_tokens_max,
+        form=form_of(body),
+        calling=offer.calling,
     )
-
-
-def _template_kwargs(body: Body) -> dict[str, Any]:
-    """What the template is told beside the messages: of two wishes that exclude each other, the one that is
-    nearer to the template."""
-    wishes: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        wishes["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            wishes["enable_thinking"] = False
-    if body.enable_thinking is not None:
-        wishes["enable_thinking"] = body.enable_thinking
-    return wishes | (body.chat_template_kwargs or {})
-
-
-def _offered_tools(body: Body) -> list[dict[str, Any]] | None:
-    if body.tool_choice == "none" or not body.tools:
-        return None
-    offered = []
-    for tool in body.tools:
-        if tool.type == "function" and tool.function is not None:
-            function = {"name": tool.function.name}
-            fields = {"description": tool.function.description, "parameters": tool.function.parameters}
-            offered.append(
-                {
-                    "type": "function",
-                    "function": function | {k: v for k, v in fields.items() if v is not None},
-                }
-            )
-    return offered or None
 
 
 # --- to the client -----------------------------------------------------------------------------------
@@ -96,17 +71,22 @@ class Form:
         return _entry(choice, {"role": "assistant", "content": ""})
 
     def gain(self, choice: int, delta: Delta) -> bytes:
-        if delta.likelihoods:
-            shown = {**_reasoning(delta.reasoning), "content": delta.text}
-            return _entry(choice, shown, logprobs=chat_logprobs(delta.likelihoods))
-        if delta.reasoning:
-            content = {"content": delta.text} if delta.text else {}
-            return _entry(choice, _reasoning(delta.reasoning) | content)
+        if delta.likelihoods or delta.reasoning or delta.calls:
+            return self._mixed(choice, delta)
         if not delta.text:
             return b""
         # By hand, since most events are of this kind.
         text = encode_text(delta.text)
         return b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (choice, text)
+
+    def _mixed(self, choice: int, delta: Delta) -> bytes:
+        shown: dict[str, Any] = _reasoning(delta.reasoning)
+        if delta.text or delta.likelihoods:
+            shown["content"] = delta.text
+        if delta.calls:
+            calls = _joined(delta.calls)
+            shown["tool_calls"] = [{"index": call.index, **_call(call)} for call in calls]
+        return _entry(choice, shown, logprobs=chat_logprobs(delta.likelihoods) if delta.likelihoods else None)
 
     def closing(self, choice: int, reason: str) -> bytes:
         return _entry(choice, {}, reason=reason)
@@ -114,13 +94,38 @@ class Form:
     def whole(self, choice: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
         thought = "".join(delta.reasoning for delta in deltas)
+        calls = [_call(call) for call in _joined(call for delta in deltas for call in delta.calls)]
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
+        message = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+            **_reasoning(thought),
+            **({"tool_calls": calls} if calls else {}),
+        }
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": text, "refusal": None, **_reasoning(thought)},
+            "message": message,
             "logprobs": chat_logprobs(likelihoods) if self._logprobs else None,
             "finish_reason": reason,
         }
+
+
+def _joined(growths: Iterable[CallDelta]) -> list[CallDelta]:
+    """What each call gains, in order: SDKs take no two entries for one call from a chunk."""
+    calls: dict[int, list[CallDelta]] = {}
+    for growth in growths:
+        calls.setdefault(growth.index, []).append(growth)
+    return [
+        replace(parts[0], arguments="".join(part.arguments for part in parts)) for parts in calls.values()
+    ]
+
+
+def _call(growth: CallDelta) -> dict[str, Any]:
+    """What it is called stands where it begins, and nowhere else."""
+    begun: dict[str, Any] = {"id": growth.id, "type": "function"} if growth.id else {}
+    name = {"name": growth.name} if growth.id else {}
+    return {**begun, "function": {**name, "arguments": growth.arguments}}
 
 
 def _reasoning(text: str) -> dict[str, str]:

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from broker.dialects.body import check_range, decode, refuse
-from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check
+from broker.dialects.body import check_range, decode
+from broker.dialects.forms import FormParameters, form_of
+from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
+from broker.dialects.tools import Offer, Tool, ToolChoice, offer
 from protocol.errors import Code, RequestError
 
 THINKING_BUDGET_TOKENS_MAX = 2**31
@@ -53,24 +55,7 @@ class Message(Struct):
     refusal: str | None = None
 
 
-class FunctionTool(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Struct):
-    """Tools of other types than function (a client's own web search, say) are tolerated and not offered."""
-
-    type: str = "function"
-    function: FunctionTool | None = None
-
-
-class ResponseFormat(Struct):
-    type: Literal["text", "json_object", "json_schema"]
-
-
-class Body(Parameters, kw_only=True):
+class Body(FormParameters, kw_only=True):
     """What is read of the body, beside what the dialects share."""
 
     messages: list[Message]
@@ -78,8 +63,8 @@ class Body(Parameters, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Any = None
-    response_format: ResponseFormat | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -92,6 +77,11 @@ class Body(Parameters, kw_only=True):
         told = (self.chat_template_kwargs or {}).get("thinking_budget")
         budgets = (told, self.thinking_budget, self.thinking_token_budget)
         return next((budget for budget in budgets if budget is not None), None)
+
+    @property
+    def offer(self) -> Offer:
+        """Which tools may be called, and how. Raises `RequestError` naming the parameter at fault."""
+        return offer(self.tools or [], self.tool_choice, single=self.parallel_tool_calls is False)
 
 
 _body_decoder = msgspec.json.Decoder(Body)
@@ -106,9 +96,9 @@ def read(raw: bytes) -> Body:
     check_range("max_completion_tokens", body.max_completion_tokens, 1, 2**31)
     _check_thinking(body)
     _check_logprobs(body)
-    _check_tools(body)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise refuse("response_format", "can only be of type 'text' here: other formats are not enforced yet")
+    _check_tool_messages(body)
+    # For what they raise: what they find is small, and found again once there is a worker.
+    _ = body.offer, form_of(body)
     return body
 
 
@@ -133,16 +123,7 @@ def _check_logprobs(body: Body) -> None:
         raise RequestError(Code.INVALID_REQUEST, message, param="top_logprobs")
 
 
-def _check_tools(body: Body) -> None:
-    for index, tool in enumerate(body.tools or []):
-        if tool.type == "function" and tool.function is None:
-            param = f"tools[{index}].function"
-            raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
-    if body.tool_choice not in (None, "none", "auto"):
-        if not body.tools:
-            message = "'tool_choice' is set, but there are no 'tools'."
-            raise RequestError(Code.INVALID_REQUEST, message, param="tool_choice")
-        raise refuse("tool_choice", "can be 'auto' or 'none' here; forcing a call is not served yet")
+def _check_tool_messages(body: Body) -> None:
     for index, spoken in enumerate(body.messages):
         if spoken.role == "tool" and not spoken.tool_call_id:
             param = f"messages[{index}].tool_call_id"

@@ -9,8 +9,9 @@ import msgspec
 
 from broker.dialects.body import check_range, decode, encode, encode_text, refuse
 from broker.dialects.echo import Echo
+from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.logprobs import LegacyLogprobs
-from broker.dialects.parameters import CHOICES_MAX, Parameters, check, copies, sampling, stop_strings
+from broker.dialects.parameters import CHOICES_MAX, check, copies, sampling, stop_strings
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Generate, Scored
 from protocol.parts import Delta
@@ -23,7 +24,7 @@ TOKEN_MAX = 2**31 - 1
 Prompt = str | list[int]
 
 
-class Body(Parameters, kw_only=True):
+class Body(FormParameters, kw_only=True):
     """What is read of the body, beside what the dialects share."""
 
     prompt: str | list[Any]
@@ -64,6 +65,7 @@ def read(raw: bytes) -> Body:
     if body.best_of not in (None, 1, body.n or 1):
         raise refuse("best_of", "can only be what 'n' is: no more are tried than are returned")
     _check_prompts(body)
+    form_of(body)
     return body
 
 
@@ -98,7 +100,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
 
     Every prompt begins with the same seed, so its answers are those it would have had alone.
     """
-    drawn = sampling(body, body.logprobs)
+    drawn, form = sampling(body, body.logprobs), form_of(body)
     requests: list[Generate] = []
     for place, prompt in enumerate(body.prompts):
         first = Generate(
@@ -116,6 +118,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             cache_pin=bool(body.cache_pin),
+            form=form,
         )
         requests += copies(first, body.n or 1)
     return requests

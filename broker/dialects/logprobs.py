@@ -14,11 +14,15 @@ LOGPROB_MIN = -9999.0
 
 def chat_logprobs(likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
     """`choices[].logprobs` of a chat, whole or in a chunk."""
-    content = [
+    return {"content": entries(likelihoods), "refusal": None}
+
+
+def entries(likelihoods: Sequence[Likelihood]) -> list[dict[str, Any]]:
+    """One for each token, as chat and responses show them."""
+    return [
         _entry(of.bytes, of.logprob) | {"top_logprobs": [_entry(*one) for one in of.top]}
         for of in likelihoods
     ]
-    return {"content": content, "refusal": None}
 
 
 def _entry(spelled: bytes, logprob: float) -> dict[str, Any]:

@@ -7,7 +7,8 @@ which demand one leading system message and alternating roles accept what agents
   the template takes later ones in place;
 * no two neighbours share role and name, except tool results, which are kept one by one;
 * `content` is a string or, where there are images, a list of text parts and `{"type": "image"}` placeholders;
-* a key is absent rather than null or empty, `content` excepted.
+* a key is absent rather than null or empty, `content` excepted;
+* no system message begins with a line that is another one in each request (`volatile`).
 
 Text parts of one message are joined by a newline, as other OpenAI-compatible servers do; messages are joined
 by a blank line.
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 from typing import Any
+
+from broker.dialects.volatile import without_head
 
 # Deeper arguments stay text: templates walk them with recursive macros, several stack frames to a level.
 ARGUMENTS_DEPTH_MAX = 64
@@ -84,10 +87,13 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = 
 def _read_message(message: Mapping[str, Any], param: str) -> _Message:
     role = _ROLES.get(message["role"], message["role"])
     by_assistant = role == "assistant"
+    content = _read_content(message, param)
+    if role == "system" and isinstance(content, str):
+        content = without_head(content)
     return _Message(
         role=role,
         name=message.get("name") or "",
-        content=_read_content(message, param),
+        content=content,
         reasoning=_read_reasoning(message) if by_assistant else "",
         tool_calls=_read_tool_calls(message) if by_assistant else [],
         tool_call_id=(message.get("tool_call_id") or "") if role == "tool" else "",
@@ -115,7 +121,8 @@ def _read_part(part: Mapping[str, Any], param: str) -> _Part:
             return part.get("refusal") or ""
         case "image_url" | "input_image":
             image = part["image_url"]
-            return Image(image if isinstance(image, str) else image["url"], param)
+            # Where the client has put it, if the dialect has made these messages of something else.
+            return Image(image if isinstance(image, str) else image["url"], part.get("param") or param)
         case "image":
             return None
         case unknown:

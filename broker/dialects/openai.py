@@ -13,7 +13,9 @@ def failure(failed: Failed) -> RequestError:
     """What a flight ended with, as the error its client is told."""
     code = code_named(failed.code)
     retry = 1.0 if KINDS[code].retryable else None
-    return RequestError(code, failed.message or None, param=failed.param, retry_after_s=retry)
+    details: dict[str, object] = dict(failed.details)
+    message = failed.message or None
+    return RequestError(code, message, param=failed.param, retry_after_s=retry, details=details)
 
 
 def error_object(error: RequestError) -> dict[str, Any]:

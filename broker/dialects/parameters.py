@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -134,6 +135,21 @@ def sampling(body: Parameters, logprobs: int | None) -> Sampling:
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
         logprobs=logprobs,
     )
+
+
+def template_kwargs(
+    effort: str | None, enable_thinking: bool | None, told: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What the template is told beside the messages: of two wishes that exclude each other, the one that is
+    nearer to the template."""
+    wishes: dict[str, Any] = {}
+    if effort is not None:
+        wishes["reasoning_effort"] = effort
+        if effort == "none":
+            wishes["enable_thinking"] = False
+    if enable_thinking is not None:
+        wishes["enable_thinking"] = enable_thinking
+    return wishes | (told or {})
 
 
 def copies(request: Generate, count: int) -> list[Generate]:

@@ -15,7 +15,17 @@ from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flights import Flight, Flights, Gain
-from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused, Scored
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    Events,
+    Failed,
+    Finished,
+    Heartbeat,
+    Reused,
+    Scored,
+    tokens_told,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +53,18 @@ class Delivery:
         self._clock = clock
         self._dropped = dropped
 
-    def pass_on(self, message: Accepted | Reused | Finished | Failed) -> None:
+    def accept(self, message: Accepted) -> int:
+        """A request is well-formed. How many tokens of its prompt were told, if that was news."""
+        flight = self._flight(message.id, message.incarnation)
+        is_news = flight is not None and flight.accept(message)
+        return tokens_told(message) if is_news else 0
+
+    def pass_on(self, message: Reused | Finished | Failed) -> None:
         """How one request stands, or how it has ended."""
         flight = self._flight(message.id, message.incarnation)
         if flight is None:
             return
         match message:
-            case Accepted():
-                flight.accept(message)
             case Reused():
                 if not flight.reused(message):
                     self._dropped["unexpected"] += 1
@@ -60,7 +74,8 @@ class Delivery:
             case _:
                 if flight.end(message):
                     self._failover.ended(flight)
-                    if isinstance(message, Finished):
+                    # What is only counted says nothing of how long those take that are run.
+                    if isinstance(message, Finished) and flight.request.tokenizing is None:
                         self._admission.served(self._clock() - flight.opened_at)
 
     def score(self, message: Scored) -> int:

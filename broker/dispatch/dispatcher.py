@@ -192,8 +192,8 @@ class Dispatcher:
     # --- what workers say ---
 
     def hear(self, sender: str, message: ToGateway) -> int:
-        """One message from the peer whose connection is named `sender`. How many deltas of it, or
-        likelihoods of a prompt, were of use."""
+        """One message from the peer whose connection is named `sender`. How many deltas of it, likelihoods or
+        tokens of a prompt, were of use."""
         if message.incarnation != sender:
             self.dropped["forged"] += 1
             return 0
@@ -213,6 +213,8 @@ class Dispatcher:
         elif isinstance(message, Scored):
             self.fleet.advanced(worker, self._clock())
             gained = self._delivery.score(message)
+        elif isinstance(message, Accepted):
+            gained = self._delivery.accept(message)
         else:
             self._handle(worker, message)
         self.failover.place()
@@ -244,7 +246,7 @@ class Dispatcher:
             case Heartbeat():
                 self._delivery.reconcile(worker, message)
                 self.fleet.heartbeat(worker, message, now)
-            case Accepted() | Reused() | Finished() | Failed():
+            case Reused() | Finished() | Failed():
                 self._delivery.pass_on(message)
             case Loading():
                 self.fleet.loading(worker, message)

@@ -29,8 +29,8 @@ from protocol.parts import Delta, Reuse
 PENDING_DELTAS_MAX = 1536
 """Beyond what lies in the sockets' buffers, thousands of them. One with a long text, or with
 log-probabilities, counts as several, so that all of them take half a megabyte."""
-_DELTA_BYTES, _LIKELY_BYTES = 320, 160
-"""What a plain one takes in memory, and one of its most likely tokens."""
+_DELTA_BYTES, _LIKELY_BYTES, _CALL_BYTES = 320, 160, 160
+"""What a plain one takes in memory, and beyond that one of its most likely tokens, and a growth of a call."""
 TOKENS_MAX = 2**24
 """Of an answer, where neither its request nor its worker says less."""
 PROVEN_DELTAS = 2
@@ -139,14 +139,17 @@ class Flight:
         self.pending.append(item)
         self.on_item()
 
-    def accept(self, message: Accepted) -> None:
+    def accept(self, message: Accepted) -> bool:
+        """Its present leg is well-formed. Whether that is news to the client."""
         if self.terminal is not None or self.leg is None:
-            return
+            return False
         self.leg.accepted = True
-        if not self.accepted:
-            self.accepted = True
-            self.prompt_tokens = message.prompt_tokens
-            self._push(message)
+        if self.accepted:
+            return False
+        self.accepted = True
+        self.prompt_tokens = message.prompt_tokens
+        self._push(message)
+        return True
 
     def reused(self, message: Reused) -> bool:
         """How much of the prompt need not be computed. False when this is not the time to say it.
@@ -228,6 +231,8 @@ class Flight:
 def size_of(delta: Delta) -> int:
     """About as many bytes as it takes in memory beyond those of a plain one."""
     size = len(delta.text) + len(delta.reasoning)
+    for call in delta.calls:
+        size += _CALL_BYTES + len(call.id) + len(call.name) + len(call.arguments)
     for each in delta.likelihoods:
         size += _LIKELY_BYTES * (1 + len(each.top)) + len(each.bytes)
         size += sum(len(token) for token, _ in each.top)

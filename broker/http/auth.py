@@ -159,7 +159,7 @@ class Guard:
             except RequestError as error:
                 client = scope["client"][0] if scope.get("client") else "?"
                 log.info("%s %r from %s refused: %s", scope["method"], scope["path"], client, error.message)
-                response = error_response(error, scope["path"])
+                response = error_response(error, scope)
                 response.headers["www-authenticate"] = 'Bearer realm="roundhouse"'
                 await response(scope, receive, send)
                 return

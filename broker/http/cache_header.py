@@ -50,6 +50,8 @@ def _group(flights: Sequence[Flight]) -> tuple[Reuse, int] | None:
 
 
 def _of(flight: Flight) -> tuple[Reuse, int] | None:
+    if flight.request.tokenizing is not None:
+        return None  # nothing was run, so nothing could be reused
     if flight.reuse is not None:
         return flight.reuse, flight.prompt_tokens
     if isinstance(flight.terminal, Finished):

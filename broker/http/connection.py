@@ -253,7 +253,7 @@ def _raw(error: RequestError) -> bytes:
 
 
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0), scope["path"])
+    response = error_response(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0), scope)
     response.headers["connection"] = "close"
     response.headers["x-request-id"] = new_request_id().decode()
     await response(scope, receive, send)

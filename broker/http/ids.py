@@ -8,6 +8,8 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
+ANTHROPICS = b"request-id"
+"""What their clients look for."""
 _SANE = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -15,8 +17,14 @@ def new_request_id() -> bytes:
     return b"req_" + secrets.token_hex(12).encode()
 
 
+def request_id(scope: Scope) -> str:
+    """That of a request which has passed `RequestIds`; else empty."""
+    return str(scope.get("state", {}).get("request_id", ""))
+
+
 class RequestIds:
-    """ASGI middleware: the client's own id comes back where it sent a sane one, else a fresh one."""
+    """ASGI middleware: the client's own id comes back where it sent a sane one, else a fresh one. It is left
+    in the request's state, as `request_id`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,10 +35,11 @@ class RequestIds:
             return
         given = dict(scope["headers"]).get(HEADER, b"")
         id = given if _SANE.fullmatch(given) else new_request_id()
+        scope.setdefault("state", {})["request_id"] = id.decode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (HEADER, id)]
+                message["headers"] = [*message["headers"], (HEADER, id), (ANTHROPICS, id)]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -95,7 +95,7 @@ class FlightResponse:
                     for flight in flights:
                         self._on_end(flight, status)
         except RequestError as error:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
     async def _answer(self, flights: Sequence[Flight], reader: Reader, send: Send) -> int:
         started = False

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from broker.line.connections import cut, kill_peer
 from broker.line.patience import Drop, Patience, cost
 from protocol import sockets, wire
-from protocol.messages import Events, Message, Scored, ToGateway
+from protocol.messages import Accepted, Events, Message, Scored, ToGateway, tokens_told
 
 log = logging.getLogger(__name__)
 
@@ -206,5 +206,7 @@ def _parts(message: ToGateway) -> int:
             return len(message.deltas)
         case Scored():
             return len(message.tokens)
+        case Accepted():
+            return tokens_told(message)
         case _:
             return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -11,23 +12,23 @@ from starlette.types import ASGIApp
 
 from broker.dialects import chat, chat_body
 from broker.dialects.parameters import copies
+from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.boarding import check_room
 from broker.http.respond import read_body
-from broker.routes.gateway import gateway_of
+from broker.routes.gateway import Gateway, gateway_of
 from broker.routes.generation import read_images, renderer, respond
+from protocol.messages import Generate
 
 
 async def complete_chat(request: Request) -> ASGIApp:
     """A conversation's next message, streamed or whole."""
     gateway = gateway_of(request)
     check_room(gateway.dispatcher)
-    body = chat_body.read(await read_body(request, gateway.settings.body_bytes_max))
+    raw = await read_body(request, gateway.settings.body_bytes_max)
+    body = await gateway.aside.work(len(raw), partial(chat_body.read, raw))
     found = gateway.dispatcher.find(body.model)
-    conversation = chat.conversation(body, system_in_place=found.capabilities.system_in_place)
-    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
     id = "chatcmpl-" + secrets.token_hex(12)
-    incarnation = gateway.dispatcher.incarnation
-    first = chat.generate(body, conversation.messages, media, id=id, incarnation=incarnation)
+    first, frames = await gateway.aside.work(len(raw), partial(_first, gateway, body, found, id))
     requests = copies(first, body.n or 1)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     rendered = renderer(
@@ -37,6 +38,16 @@ async def complete_chat(request: Request) -> ASGIApp:
         choices=len(requests),
     )
     return respond(request, found, requests, frames, rendered, prompts=1)
+
+
+def _first(
+    gateway: Gateway, body: chat_body.Body, found: Worker | Vacancy, id: str
+) -> tuple[Generate, list[bytes]]:
+    """The request for the first choice, and its images. Raises `RequestError`."""
+    conversation = chat.conversation(body, system_in_place=found.capabilities.system_in_place)
+    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
+    incarnation = gateway.dispatcher.incarnation
+    return chat.generate(body, conversation.messages, media, id=id, incarnation=incarnation), frames
 
 
 ROUTES = [Route("/v1/chat/completions", complete_chat, methods=["POST"])]

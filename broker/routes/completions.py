@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -20,10 +21,12 @@ async def complete_text(request: Request) -> ASGIApp:
     """What follows each prompt, streamed or whole."""
     gateway = gateway_of(request)
     check_room(gateway.dispatcher)
-    body = completions.read(await read_body(request, gateway.settings.body_bytes_max))
+    raw = await read_body(request, gateway.settings.body_bytes_max)
+    body = await gateway.aside.work(len(raw), partial(completions.read, raw))
     found = gateway.dispatcher.find(body.model)
     id = "cmpl-" + secrets.token_hex(12)
-    requests = completions.generate(body, id=id, incarnation=gateway.dispatcher.incarnation)
+    generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
+    requests = await gateway.aside.work(len(raw), generate)
     rendered = renderer(
         {"id": id, "object": "text_completion", "created": int(time.time()), "model": found.model},
         completions.Form(

@@ -19,10 +19,9 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    path = request.url.path
     if error.kind.status >= 500 and request.method == "POST":
-        log.warning("%s %s refused: %s", request.method, path, error)
-    return error_response(error, path)
+        log.warning("%s %s refused: %s", request.method, request.url.path, error)
+    return error_response(error, request.scope)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -34,7 +33,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         refusal = RequestError(Code.ROUTE_NOT_FOUND, f"There is nothing at {path}.")
     else:
         refusal = RequestError(Code.INVALID_REQUEST, error.detail)
-    response = error_response(refusal, path)
+    response = error_response(refusal, request.scope)
     response.headers.update(error.headers or {})
     return response
 
@@ -45,9 +44,8 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    path = request.url.path
-    log.error("%s %s failed", request.method, path, exc_info=error)
-    return error_response(RequestError(Code.INTERNAL_ERROR), path)
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(RequestError(Code.INTERNAL_ERROR), request.scope)
 
 
 HANDLERS: dict[type[Exception], Handler] = {

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from broker.config import GatewaySettings
+from broker.dialects.responses.answer import Answer
+from broker.dialects.responses.store import Store
 from broker.dispatch.dispatcher import Dispatcher
+from broker.http.aside import Aside
 from broker.http.auth import Keyring
 from broker.http.limits import Shares
 
@@ -18,7 +21,8 @@ from broker.http.limits import Shares
 class Gateway:
     """The gateway's parts, as routes see them; put together in `__main__`.
 
-    `line_errors`: what went wrong on the line to the workers, counted as it goes.
+    `line_errors`: what went wrong on the line to the workers, counted as it goes. `answering`: the responses
+    that run, by the key that asked for them and their id.
     """
 
     settings: GatewaySettings
@@ -26,6 +30,9 @@ class Gateway:
     line_errors: Mapping[str, int]
     keyring: Keyring = field(default_factory=Keyring)
     shares: Shares = field(default_factory=Shares)
+    responses: Store = field(default_factory=lambda: Store(0, 0))
+    answering: dict[tuple[bytes, str], Answer] = field(default_factory=dict)
+    aside: Aside = field(default_factory=Aside)
     started_at: float = field(default_factory=time.monotonic)
 
 

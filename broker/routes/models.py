@@ -1,13 +1,16 @@
-"""GET /v1/models, and each of them."""
+"""GET /v1/models, and each of them: as OpenAI shows them or, to a client that names a version of Anthropic's
+API, as that one does."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from broker.dispatch.fleet import KnownModel
 from broker.routes.gateway import Gateway, gateway_of
 from protocol.errors import Code, RequestError
 
@@ -16,6 +19,10 @@ async def list_models(request: Request) -> Response:
     """Every model that is configured or that a worker has named, loaded or not."""
     gateway = gateway_of(request)
     names = sorted(gateway.dispatcher.fleet.models)
+    if _is_anthropics(request):
+        listed = [_anthropics(gateway, name) for name in names]
+        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return JSONResponse({"data": listed, "has_more": False, **ends})
     return JSONResponse({"object": "list", "data": [_model_object(gateway, name) for name in names]})
 
 
@@ -25,13 +32,29 @@ async def get_model(request: Request) -> Response:
     name = gateway.dispatcher.catalogue.resolve(request.path_params["model"]) or ""
     if name not in gateway.dispatcher.fleet.models:
         raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
-    return JSONResponse(_model_object(gateway, name))
+    return JSONResponse((_anthropics if _is_anthropics(request) else _model_object)(gateway, name))
+
+
+def _is_anthropics(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _created(known: KnownModel) -> int:
+    """When it was first seen, as the clock on the wall has it."""
+    return int(time.time() - (time.monotonic() - known.first_seen_at))
+
+
+def _anthropics(gateway: Gateway, name: str) -> dict[str, object]:
+    known = gateway.dispatcher.fleet.models[name]
+    created_at = datetime.fromtimestamp(_created(known), UTC).isoformat().replace("+00:00", "Z")
+    model = {"type": "model", "id": name, "display_name": name, "created_at": created_at}
+    return {**model, "lifecycle": "active", "max_input_tokens": known.context_length or None}
 
 
 def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
     known = gateway.dispatcher.fleet.models[name]
     catalogue = gateway.dispatcher.catalogue
-    created = int(time.time() - (time.monotonic() - known.first_seen_at))
+    created = _created(known)
     model: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "roundhouse"}
     if known.context_length:
         model["context_length"] = known.context_length

@@ -9,6 +9,7 @@ import typer
 
 from deploy.command import service
 from deploy.command.keys import keys
+from deploy.command.launch import launch
 from deploy.command.processes import gateway, worker
 from deploy.command.reload import reload
 from deploy.command.serve import serve
@@ -47,6 +48,7 @@ def _app() -> typer.Typer:
     app.callback()(_common)
     app.command(context_settings=OWN_FLAGS)(serve)
     app.command()(reload)
+    app.command()(launch)
     app.command(context_settings=OWN_FLAGS)(gateway)
     app.command(context_settings=OWN_FLAGS)(worker)
     app.command()(keys)

@@ -28,6 +28,7 @@ GATEWAY_FLAGS = (
     "max_waiting_tokens",
     "queue_timeout_s",
     "max_connections",
+    "responses_max",
     "failover_timeout_s",
     "load_timeout_s",
     "unload_after_s",

@@ -28,7 +28,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     given = config = None
     with _collected(errors):
         config = settings.config_file(argv, environ)
-        given = _given(argv, environ)
+        given = own_settings(argv, environ)
     served = models.read((given.model if given else ()) or _model_of_worker(config), config, errors)
     if given is not None:
         with _collected(errors):
@@ -43,10 +43,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
 
 def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Where clients connect to a `serve` that is told this. Raises `SettingsError`."""
-    return _port_of_gateway(_given(argv, environ).port, settings.config_file(argv, environ))
+    return _port_of_gateway(own_settings(argv, environ).port, settings.config_file(argv, environ))
 
 
-def _given(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
+def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
+    """What `serve` itself is told. Raises `SettingsError`."""
     return settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
 
 

@@ -86,6 +86,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Annotated[int, Meta(ge=1, le=65536)] | None,
         Meta(description="connections of clients; beyond them 503 at once (default: 1024)"),
     ] = None
+    responses_max: Annotated[
+        Annotated[int, Meta(ge=0, le=2**20)] | None,
+        Meta(description="responses kept for previous_response_id, the oldest go (default: 1000; 0: none)"),
+    ] = None
     failover_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
         Meta(description="seconds that requests which lost their worker wait for it (default: 120)"),

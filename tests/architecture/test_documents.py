@@ -26,7 +26,7 @@ TOP = (*PACKAGES, "tests", "bench", "recipes", "docs")
 MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(messages.ToGateway))}
 
 # Flags of commands that are no settings of a process.
-OF_COMMANDS = {"--config", "--with", "--help", "--version", "--dry-run", "--http2"}
+OF_COMMANDS = {"--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url"}
 
 
 def code(text: str) -> Iterator[str]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.broker.house import House
 
 
 @pytest.fixture
-def house() -> House:
+def house() -> Iterator[House]:
     """One worker serves."""
     house = House()
     house.line.serving("w", "org/model", rows=1)
-    return house
+    yield house
+    house.close()
 
 
 @pytest.fixture
-def roomy() -> House:
+def roomy() -> Iterator[House]:
     """One worker serves, with room for five."""
     house = House()
     house.line.serving("w", "org/model", rows=4)
-    return house
+    yield house
+    house.close()

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from broker.app import create_app
 from broker.config import GatewaySettings
+from broker.dialects.responses.store import Store
 from broker.http.auth import Keyring
 from broker.http.limits import Shares
 from broker.line.link import Link
@@ -22,6 +23,8 @@ from tests.broker.dispatching import Line
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 class MemoryLink:
@@ -58,8 +61,13 @@ class House:
             line_errors=self.link.errors,
             keyring=Keyring(settings.api_keys),
             shares=Shares(per_key_max),
+            responses=Store(settings.responses_max, settings.responses_bytes_max),
         )
         self.app: ASGIApp = create_app(self.gateway, cast(Link, self.link))
+
+    def close(self) -> None:
+        """What the end of its lifespan would do, for those who do not live through one."""
+        self.gateway.aside.close()
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Exchange:
         given = [
@@ -73,6 +81,19 @@ class House:
 
     def text(self, prompt: object = "Once", **fields: object) -> Exchange:
         return Exchange(self.app, "POST", TEXT, json.dumps({"prompt": prompt, **fields}).encode())
+
+    def respond(self, input: object = "hello", *, key: str = "", **fields: object) -> Exchange:
+        headers = [(b"x-api-key", key.encode())] if key else []
+        return Exchange(
+            self.app, "POST", RESPONSES, json.dumps({"input": input, **fields}).encode(), headers=headers
+        )
+
+    def post(self, path: str, **body: object) -> Exchange:
+        return Exchange(self.app, "POST", path, json.dumps(body).encode())
+
+    def message(self, content: object = "hello", **fields: object) -> Exchange:
+        body = {"max_tokens": 16, "messages": [{"role": "user", "content": content}], **fields}
+        return self.post(MESSAGES, **body)
 
     def requests(self, worker: str = "w") -> list[Generate]:
         return [m for to, m in self.line.sent if to == worker and isinstance(m, Generate)]

@@ -57,11 +57,51 @@ BAD = {
     "a bias for no token": (with_field("logit_bias", {"the": 1}), 400, "logit_bias"),
     "likely tokens without logprobs": (with_field("top_logprobs", 3), 400, "top_logprobs"),
     "a penalty out of range": (with_field("presence_penalty", 2.5), 400, "presence_penalty"),
-    "a schema that would not be enforced": (
+    "no schema where one is announced": (
         with_field("response_format", {"type": "json_schema", "json_schema": {}}),
         400,
-        "response_format",
+        "response_format.json_schema.schema",
     ),
+    "a schema that is none": (
+        with_field("response_format", {"type": "json_schema", "json_schema": {"schema": "string"}}),
+        400,
+        "response_format.json_schema.schema",
+    ),
+    "an unknown format": (with_field("response_format", {"type": "yaml"}), 400, "response_format.type"),
+    "a tag amid the text": (
+        with_field("structured_outputs", {"structural_tag": "{}"}),
+        400,
+        "structured_outputs.structural_tag",
+    ),
+    "two forms at once": (
+        with_field("structured_outputs", {"regex": "a", "choice": ["a"]}),
+        400,
+        "structured_outputs.regex",
+    ),
+    "no choice": (with_field("guided_choice", []), 400, "guided_choice"),
+    "a pattern of a wrong type": (with_field("guided_regex", 7), 400, "guided_regex"),
+    "an empty grammar": (with_field("guided_grammar", ""), 400, "guided_grammar"),
+    "a schema as text that is none": (with_field("guided_json", "yes"), 400, "guided_json"),
+    "a deep schema": (
+        b'{"messages": [{"role": "user", "content": "x"}], "guided_json": {"a":'
+        + b"[" * 20_000
+        + b"]" * 20_000
+        + b"}}",
+        400,
+        None,
+    ),
+    "a deep schema as text": (
+        with_field("guided_json", '{"a":' + "[" * 20_000 + "]" * 20_000 + "}"),
+        400,
+        "guided_json",
+    ),
+    "a call without tools": (with_field("tool_choice", "required"), 400, "tool_choice"),
+    "a call of an unknown tool": (
+        with_field("tool_choice", {"type": "function", "function": {"name": "nope"}}),
+        400,
+        "tool_choice.function.name",
+    ),
+    "one call or several": (with_field("parallel_tool_calls", "no"), 400, "parallel_tool_calls"),
     "an image for a model without eyes": (
         json.dumps(
             {

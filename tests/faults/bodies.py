@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from protocol.errors import Code
 from tests.faults.beside import Health, Neighbour
@@ -27,11 +29,16 @@ HANG_S = 60.0
 VANISH = 0.02
 GATEWAY_FLAGS = ("--body-timeout", "3", "--max-waiting", "2048")
 WORKER_FLAGS = ("--name", "fake", "--max-running", "64")
+LAST_EVENTS = {"message_stop", "error", "response.completed", "response.incomplete"}
 RELATED = {
     "logprobs": {"top_logprobs"},
     "tools": {"tool_choice"},
     "n": {"best_of", "prompt"},
     "prompt": {"n"},
+    "input": {"previous_response_id"},
+    "previous_response_id": {"input"},
+    "echo": {"max_tokens", "suffix"},
+    "messages": {"prompt"},
 }
 """What an error may name beside the field that was changed."""
 
@@ -152,11 +159,14 @@ def _judge_body(request: Request, answer: Answer) -> str:
         return ""
     if answer.is_stream:
         *events, last = sse_documents(iter(answer.body.decode().split("\n")))
-        return "" if last == "[DONE]" and all(json.loads(event) for event in events) else "stream cut short"
+        ended = last == "[DONE]" or json.loads(last).get("type") in LAST_EVENTS
+        return "" if ended and all(json.loads(event) for event in events) else "stream cut short"
     document = json.loads(answer.body)
     if answer.status < 300:
-        return "an error object" if "error" in document else ""
+        return "an error object" if document.get("error") else ""
     error = document["error"]
+    if document.get("type") == "error":
+        return _judge_anthropics(request, answer, document)
     if error.keys() < {"message", "type", "param", "code"} or not error["message"]:
         return f"an error object that lacks something: {error}"
     if error["code"] not in set(Code):
@@ -165,6 +175,19 @@ def _judge_body(request: Request, answer: Answer) -> str:
     expected = {request.changed} | RELATED.get(request.changed or "", set())
     not_json = "not valid JSON" in error["message"]
     if request.changed is not None and answer.status == 400 and root not in expected and not not_json:
+        return f"{request.changed} was changed, and {error} names something else"
+    return ""
+
+
+def _judge_anthropics(request: Request, answer: Answer, document: Any) -> str:
+    """An error in the envelope of Anthropic's, whose message names what is wrong."""
+    error = document["error"]
+    if document.keys() != {"type", "error", "request_id"} or error.keys() != {"type", "message"}:
+        return f"an envelope that is none: {document}"
+    expected = {request.changed or ""} | RELATED.get(request.changed or "", set())
+    words = set(re.findall(r"\w+", error["message"]))
+    named = not expected.isdisjoint(words) or "not valid JSON" in error["message"]
+    if request.changed is not None and answer.status == 400 and not named:
         return f"{request.changed} was changed, and {error} names something else"
     return ""
 

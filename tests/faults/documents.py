@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 17, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308,
     float("nan"), float("inf"), "", "x", "\x00", "\ud800", "é" * 300, "null", "1", [], [[]], [None], [1, "a"],
@@ -46,8 +47,92 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
     return [
         (CHAT, common | chat), (CHAT, common | chat | streamed), (CHAT, plain), (CHAT, plain | streamed),
         (TEXT, common | text), (TEXT, common | text | streamed), (TEXT, {"prompt": "a b", "max_tokens": 2}),
-        (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}),
+        (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}), *held_bodies(plain),
+        (TEXT, {"prompt": "a", "guided_regex": "a|b"} | streamed), *responses_bodies(), *anthropics_bodies(),
+        ("/tokenize", {"prompt": "a b", "add_special_tokens": False, "return_token_strs": True}),
+        ("/tokenize", {"messages": talk, **more}), ("/detokenize", {"tokens": [1, 2]}),
     ]  # fmt: skip
+
+
+def anthropics_bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Messages, and how many tokens they have."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    found = [{"type": "text", "text": "42"}]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": found, **cached}
+    tool = {"name": "f", "input_schema": {"type": "object"}, "strict": True}
+    said = [
+        {"type": "thinking", "thinking": "Well.", "signature": "rh1_0"},
+        {"type": "text", "text": "two words"},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+    ]
+    prompt = {
+        "model": "fake",
+        "system": [{"type": "text", "text": "Be brief.", **cached}],
+        "messages": [
+            {"role": "user", "content": "two words"},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": [result | {"is_error": True}]},
+            {"role": "system", "content": "Be kind."},
+        ],
+        "tools": [tool, {"type": "bash_20250124"}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low"},
+    }
+    drawn = {"max_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "stop_sequences": ["never said"]}
+    ours = {"seed": 7, "priority": 0, "cache_salt": "salt", "cache_pin": False}
+    plain = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    return [
+        (MESSAGES, prompt | drawn | ours), (MESSAGES, prompt | drawn | {"stream": True}), (MESSAGES, plain),
+        (MESSAGES + "?beta=true", plain | {"stream": True}), (MESSAGES + "/count_tokens", prompt),
+    ]  # fmt: skip
+
+
+def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Items of every kind, and what an agent asks for beside them."""
+    function = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object"}}
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "id": "m", "role": "user", "content": [{"type": "input_text", "text": "words"}]},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "AAAA"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "42"}]},
+        {"type": "web_search_call", "action": {}},
+        {"role": "user", "content": "and now"},
+    ]
+    agent = {
+        "instructions": "i", "store": False, "include": ["reasoning.encrypted_content"],
+        "metadata": {"a": "b"}, "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tools": [function, {"type": "namespace", "name": "n", "tools": [function]}, {"type": "web_search"}],
+        "tool_choice": "auto", "parallel_tool_calls": True, "truncation": "auto", "top_logprobs": 2,
+        "max_tool_calls": 3, "previous_response_id": None, "prompt_cache_key": "k", "background": False,
+    }  # fmt: skip
+    plain = {"input": "hi", "max_output_tokens": 2}
+    return [
+        (RESPONSES, agent | {"model": "fake", "input": items, "max_output_tokens": 3}),
+        (RESPONSES, agent | {"input": items, "max_output_tokens": 3, "stream": True}),
+        (RESPONSES, plain),
+        (RESPONSES, plain | {"stream": True}),
+    ]
+
+
+def held_bodies(plain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What is held to forms, and to calls."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, "b", None]}}, "required": ["a"]}
+    described = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    named = {"type": "function", "function": {"name": "f"}}
+    tools = {"tools": [{"function": {"name": "f", "parameters": schema, "strict": True}}]}
+    forced = {"tool_choice": named, "parallel_tool_calls": False}
+    some = {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}}
+    held = {"structured_outputs": {"choice": ["a", "b"], "json_object": None}}
+    return [
+        (CHAT, plain | tools | forced | {"response_format": described}),
+        (CHAT, plain | tools | some | held | {"stream": True}),
+        (CHAT, plain | {"guided_json": schema}),
+    ]
 
 
 def value(dice: random.Random) -> Any:

@@ -1,8 +1,8 @@
 """Workers that come to harm at random instants under streams: `python -m tests.faults.failover --faults 100`.
 
 A gateway, one worker at a time, and clients who ask again as soon as they have their answers, streamed and
-whole, greedy and seeded, one choice and two, with tools and with thinking. Every answer must be that of an
-undisturbed run. Who comes while no worker is ready is refused, as ever, and asks again.
+whole, greedy and seeded, one choice and two, thinking, calling tools and held to forms. Every answer must be
+that of an undisturbed run. Who comes while no worker is ready is refused, as ever, and asks again.
 
 `--fault`: the worker is killed, is stopped, its model thread hangs, or the line between it and the gateway
 loses, doubles and swaps messages (then `--faults` counts seconds). `--model`: scripted, or embedded, which is
@@ -106,6 +106,8 @@ class Asker(threading.Thread):
                 return
             assert client.thoughts == question.thoughts
             assert client.texts == question.texts
+            assert client.calls == question.calls
+            assert client.reasons == question.reasons
             assert client.completion_tokens == question.tokens
             outcome.answers += 1
             outcome.pauses += client.pauses

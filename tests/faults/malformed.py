@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.faults.documents import (
     CHAT,
+    MESSAGES,
     ON_TEXT,
     TEXT,
     VALID,
@@ -19,8 +20,9 @@ from tests.faults.documents import (
 )
 
 PATHS = (
-    CHAT, TEXT, "/v1/models", "/v1/models/fake", "/v1/status", "/v1/cache", "/health", "/ready", "/", "*",
-    "/v1/models/%ff%00/../..", "/v1/chat/completions/", "//v1//models", "/v1/%2e%2e/status", "/é", "",
+    CHAT, TEXT, MESSAGES, "/v1/models", "/v1/models/fake", "/v1/status", "/v1/cache", "/health", "/ready",
+    "/", "*", "/v1/models/%ff%00/../..", "/v1/chat/completions/", "//v1//models", "/v1/%2e%2e/status",
+    "/é", "",
     "http://elsewhere/v1/models", "/" + "a" * 70_000, "/v1/models/" + "%41" * 900,
 )  # fmt: skip
 QUERIES = (

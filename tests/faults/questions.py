@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.dialects.parameters import derived_seed
-from tests.faults.streams import Client, scripted
+from tests.faults.streams import Call, Client, scripted
 from tests.system import chat_body
+from worker.fake.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
 
 TOKENS_MAX = 150
 TEXTS = ("Count from 1 to 60.", "Repeat: the quick brown fox.", "My name is Ida. What is my name?", "Hi")
+FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Porto?", "Hi")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "words": {"type": "array", "items": {"type": "string"}, "minItems": 2},
+        "count": {"type": "integer"},
+    },
+    "required": ["name", "words", "count"],
+    "additionalProperties": False,
+}
 TOOL = {
     "type": "function",
     "function": {
@@ -24,11 +36,13 @@ TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request, its answers, what is thought before each, and how many tokens all that takes."""
+    """A request and its answers: what each thinks, says and calls, why it ends, and the tokens of all."""
 
     body: dict[str, object]
     thoughts: list[str]
     texts: list[str]
+    calls: list[list[Call]]
+    reasons: list[str]
     tokens: int
 
 
@@ -38,16 +52,38 @@ Source = Callable[[random.Random], Question]
 def of_the_scripted(dice: random.Random) -> Question:
     """What the scripted engine answers is known beforehand."""
     tokens, choices = dice.randint(1, TOKENS_MAX), dice.choice([1, 1, 1, 2])
-    thinks = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)])
-    text = " ".join(["word"] * dice.randint(1, 9) + [f"!tokens={tokens}", f"!think={thinks}"])
+    thinks, calls = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)]), dice.choice([0, 0, 1, 30])
+    directions = [f"!tokens={tokens}", f"!think={thinks}", f"!call={calls}"]
+    text = " ".join(["word"] * dice.randint(1, 9) + directions)
     fields: dict[str, object] = {"n": choices, **_form(dice), **_company(dice)}
     if seeded := dice.random() < 0.5:
         fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
     seed = int(str(fields.get("seed", 0)))
     seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
-    said = [scripted(text, tokens, each if seeded else 0).split() for each in seeds]
-    thoughts, texts = [_spoken(words[:thinks]) for words in said], [_spoken(words[thinks:]) for words in said]
-    return Question(chat_body(text, **fields), thoughts, texts, choices * (tokens + 1))
+    answers = [_answer(scripted(text, tokens, each if seeded else 0), thinks, calls) for each in seeds]
+    thoughts, texts, called = (list(channel) for channel in zip(*answers, strict=True))
+    reasons = ["tool_calls" if any(_is_whole(call) for call in each) else "stop" for each in called]
+    return Question(chat_body(text, **fields), thoughts, texts, called, reasons, choices * (tokens + 1))
+
+
+def _answer(said: str, thinks: int, calls: int) -> tuple[str, str, list[Call]]:
+    """What the scripted engine thinks, says and calls, of all its words."""
+    words = said.split()
+    thoughts, words = words[:thinks], words[thinks:]
+    first, last = WORDS_BEFORE_CALLS, WORDS_BEFORE_CALLS + calls * CALL_TOKENS
+    begins = range(first, min(last, len(words)), CALL_TOKENS)
+    called = [_call(words[begin : begin + CALL_TOKENS]) for begin in begins]
+    return _spoken(thoughts), _spoken(words[:first] + words[last:]), called
+
+
+def _call(words: list[str]) -> Call:
+    """Unfinished where there are too few words."""
+    end = CALL_CLOSING if len(words) == CALL_TOKENS else ""
+    return CALL_NAME, CALL_OPENING + _spoken(words[1:]) + end
+
+
+def _is_whole(call: Call) -> bool:
+    return call[1].endswith(CALL_CLOSING)
 
 
 def _spoken(words: list[str]) -> str:
@@ -61,7 +97,7 @@ def of_the_embedded(url: str, seed: int, count: int) -> Source:
     def draw(dice: random.Random) -> Question:
         question = dice.choice(known)
         plain = {name: it for name, it in question.body.items() if not name.startswith("stream")}
-        return Question({**plain, **_form(dice)}, question.thoughts, question.texts, question.tokens)
+        return replace(question, body={**plain, **_form(dice)})
 
     return draw
 
@@ -72,13 +108,14 @@ def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:
         fields |= {"max_tokens": dice.randint(20, TOKENS_MAX), "ignore_eos": dice.random() < 0.7}
         if number % 2:
             fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
-        yield chat_body(dice.choice(TEXTS), **fields)
+        yield chat_body(dice.choice(FOR_TOOLS if "tools" in fields else TEXTS), **fields)
 
 
 def _answered(url: str, body: dict[str, object]) -> Question:
     client = Client(url, body)
     client.run()
-    return Question(body, client.thoughts, client.texts, client.completion_tokens)
+    reasons, tokens = client.reasons, client.completion_tokens
+    return Question(body, client.thoughts, client.texts, client.calls, reasons, tokens)
 
 
 def _form(dice: random.Random) -> dict[str, object]:
@@ -87,7 +124,11 @@ def _form(dice: random.Random) -> dict[str, object]:
 
 
 def _company(dice: random.Random) -> dict[str, object]:
-    """With a tool in the prompt, or with thinking, for as long as it takes or not, or with neither."""
+    """With a tool that may or must be called, with thinking for as long as it takes or not, held to a form,
+    or with none of these."""
     thinking: dict[str, object] = {"enable_thinking": True}
     limited = thinking | {"thinking_budget": dice.randint(1, 12)}
-    return dice.choice([{}, {"tools": [TOOL]}, thinking, limited])
+    offered: dict[str, object] = {"tools": [TOOL], "parallel_tool_calls": dice.random() < 0.5}
+    forced = offered | {"tool_choice": "required"}
+    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "talk", "schema": SCHEMA}}}
+    return dice.choice([{}, offered, thinking, limited, forced, forced | thinking, held, held | thinking])

@@ -13,6 +13,8 @@ import httpx
 from tests.system import NO_TLS, chat_body, eventually, sse_documents
 from worker.fake.engine import WORDS
 
+Call = tuple[str, str]
+"""Of a tool: its name, and its arguments as JSON."""
 ANSWER_S_MAX = 120.0
 PAUSE_S_MIN = 0.1
 
@@ -85,17 +87,46 @@ class Client(threading.Thread):
         assert self._joined("reasoning") == thoughts
         return thoughts
 
+    @property
+    def calls(self) -> list[list[Call]]:
+        """What each choice calls, once all have finished: each call has been named once, before the rest."""
+        assert self.error is None, self.read[-300:]
+        calls: dict[int, dict[int, Call]] = {}
+        ids: set[str] = set()
+        for document in self.documents:
+            for choice in document["choices"]:
+                said = choice.get("delta") or choice.get("message") or {}
+                known = calls.setdefault(choice["index"], {})
+                for place, entry in enumerate(said.get("tool_calls") or []):
+                    function, index = entry["function"], entry.get("index", place)
+                    if index not in known:
+                        assert entry["type"] == "function"
+                        assert index == len(known)
+                        assert entry["id"] not in ids
+                        ids.add(entry["id"])
+                        known[index] = (function["name"], "")
+                    else:
+                        assert not {"id", "type"} & entry.keys()
+                        assert "name" not in function
+                    name, before = known[index]
+                    known[index] = (name, before + function["arguments"])
+        return [list(calls[choice].values()) for choice in sorted(calls)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each choice has ended."""
+        choices = [choice for document in self.documents for choice in document["choices"]]
+        ends = {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"]}
+        return [ends[index] for index in sorted(ends)]
+
     def _joined(self, channel: str) -> list[str]:
         assert self.error is None, self.read[-300:]
         texts: dict[int, str] = {}
-        reasons: dict[int, str] = {}
         for document in self.documents:
             for choice in document["choices"]:
                 said = choice.get("delta") or choice.get("message") or {}
                 texts[choice["index"]] = texts.get(choice["index"], "") + (said.get(channel) or "")
-                if choice["finish_reason"]:
-                    reasons[choice["index"]] = choice["finish_reason"]
-        assert reasons.keys() == texts.keys()
+        assert len(self.reasons) == len(texts)
         return [texts[index] for index in sorted(texts)]
 
     @property

@@ -41,6 +41,10 @@ def test_a_request_is_repeated_by_its_seed_at_any_time(monkeypatch: pytest.Monke
 ERROR = (
     b'{"error": {"message": "No.", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}}'
 )
+ANTHROPICS = (
+    b'{"type": "error", "error": {"type": "invalid_request_error", "message": "\'n\' is wrong."}, '
+    b'"request_id": "req_1"}'
+)
 JSON = {"content-type": "application/json", "x-request-id": "req_1"}
 
 
@@ -55,7 +59,10 @@ JSON = {"content-type": "application/json", "x-request-id": "req_1"}
         ([Answer(400, JSON, b'{"error": {"message": "No."}}')], "lacks something"),
         ([Answer(400, JSON, ERROR.replace(b'"n"', b'"seed"'))], "n was changed"),
         ([Answer(200, JSON | {"content-type": "text/event-stream"}, b'data: {"a": 1}\n\n')], "cut short"),
+        ([Answer(400, JSON, b'{"type": "error", "error": {"message": "No."}}')], "an envelope that is none"),
+        ([Answer(400, JSON, ANTHROPICS.replace(b"'n'", b"'seed'"))], "n was changed"),
         ([Answer(400, JSON, ERROR)], ""),
+        ([Answer(400, JSON, ANTHROPICS)], ""),
     ],
 )
 def test_an_answer_that_is_not_orderly_would_be_noticed(answers: list[Answer], wrong: str) -> None:

@@ -49,6 +49,7 @@ from protocol.parts import (
     RowStatus,
     Sampling,
     Timings,
+    Tokenizing,
     TopPrefix,
     Usage,
 )
@@ -105,6 +106,7 @@ FULL: list[Message] = [
         scored=1024,
         form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
         calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
@@ -155,7 +157,14 @@ FULL: list[Message] = [
             top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
         ),
     ),
-    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300, prompt="<s>駅"),
+    Accepted(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        prompt_tokens=300,
+        prompt="<s>駅",
+        tokens=[1, 151643],
+        pieces=["<s>", "駅"],
+    ),
     Reused(incarnation=WORKER, id="chatcmpl-1", reuse=REUSE),
     Scored(
         incarnation=WORKER,
@@ -190,6 +199,7 @@ FULL: list[Message] = [
         reason="length",
         usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+        stop="</end>",
     ),
     Failed(
         incarnation=WORKER,
@@ -197,6 +207,7 @@ FULL: list[Message] = [
         code="context_length_exceeded",
         message="This model's maximum context length is 8192 tokens.",
         param="messages",
+        details={"prompt_tokens": 9000, "context_length": 8192},
     ),
     CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34),
     Draining(incarnation=WORKER),
@@ -469,6 +480,67 @@ BEFORE_CALLS: list[Message] = [
 ]
 """As `FULL` before calls of tools were told apart from content, and answers were held to a form."""
 
+BEFORE_COUNTS: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
+        prompt="raw",
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+        thinking_budget=1024,
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
+        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
+    ),
+    Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300, prompt="<s>駅"),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+    ),
+    Failed(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        code="context_length_exceeded",
+        message="This model's maximum context length is 8192 tokens.",
+        param="messages",
+    ),
+]
+"""As `FULL` before prompts were only counted, and ends and failures told their stop string and numbers."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -479,6 +551,7 @@ KINDS = {
     "before_swaps": BEFORE_SWAPS,
     "before_channels": BEFORE_CHANNELS,
     "before_calls": BEFORE_CALLS,
+    "before_counts": BEFORE_COUNTS,
 }
 
 

@@ -79,6 +79,8 @@ class ScriptedEngine:
     scored: dict[str, list[int]] = field(default_factory=dict)
     """The tokens whose likelihoods were computed for each row."""
     breaches: list[str] = field(default_factory=list)
+    ill: dict[str, int] = field(default_factory=dict)
+    """After how many tokens a row's grammar fails."""
     broken: bool = False
     probes: int = 0
     resets: int = 0
@@ -194,14 +196,20 @@ class ScriptedEngine:
         self._call("step")
         self.takes("step", sum(state.fed for state in self.decoding.values()))
         drawn = {}
+        failed = {row: Broken("the grammar") for row in self.decoding if self._is_ill(row)}
         for row, state in self.decoding.items():
-            if state.fed:
+            if state.fed and row not in failed:
                 script = self.scripts.get(row, ())
                 drawn[row] = script[state.number] if state.number < len(script) else END
                 state.number += 1
             state.fed = True
         asking = [row for row in drawn if self.decoding[row].draw.logprobs is not None]
-        return Step(drawn, {row: Likelihood(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking})
+        likelihoods = {row: Likelihood(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking}
+        return Step(drawn, likelihoods, failed)
+
+    def _is_ill(self, row: str) -> bool:
+        state = self.decoding[row]
+        return state.fed and row in self.ill and state.number >= self.ill[row]
 
     def drop(self, row: str) -> None:
         self.prefilled.pop(row, None)
@@ -230,6 +238,7 @@ class ScriptedPipeline:
     stopped: bool = False
     reasoning_tokens: int = 0
     has_called: bool = False
+    stop_string: str = ""
     _kept: str = ""
 
     def push(self, token: int) -> Growth:

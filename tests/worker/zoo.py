@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle
 from tests.worker.borders import distance
+from tests.worker.rules import RuleGrammar, allows
 from worker.contract import Cut, Draw, Engine, Model, Piece, Shape
 from worker.preload import preload_openblas
 
@@ -228,7 +230,8 @@ class Life:
 
 
 def draw_jobs(rng: random.Random, rows: int = ROWS) -> list[Job]:
-    """Short and long prompts, some with the beginning of another, or all of it; a third of them sampled."""
+    """Short and long prompts, some with the beginning of another, or all of it; a third of them sampled, a
+    third, of both kinds, held to a grammar."""
     prompts: list[tuple[int, ...]] = []
     for _ in range(rows):
         length = rng.choice((1, 2, rng.randint(3, 40), rng.randint(3, PROMPT_TOKENS_MAX)))
@@ -245,10 +248,14 @@ def draw_jobs(rng: random.Random, rows: int = ROWS) -> list[Job]:
             name=f"row {row}",
             prompt=prompt,
             tokens=rng.choice((1, rng.randint(2, ANSWER_TOKENS_MAX), ANSWER_TOKENS_MAX)),
-            draw=_draw(rng) if row % 3 == 2 else _GREEDY,
+            draw=replace(_draw(rng) if row % 3 == 2 else _GREEDY, grammar=_grammar(row)),
         )
         for row, prompt in enumerate(prompts)
     ]
+
+
+def _grammar(row: int) -> RuleGrammar | None:
+    return RuleGrammar(seed=row) if row % 4 in (1, 2) else None
 
 
 def _draw(rng: random.Random) -> Draw:
@@ -271,8 +278,8 @@ def differences(
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
-    greedy = [job for job in jobs if job.draw == _GREEDY]
-    requests = [{"tokens": job.prompt, "max_tokens": job.tokens} for job in greedy]
+    greedy = [job for job in jobs if _is_greedy(job)]
+    requests = [_question(job) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
     life = Life(model.engine, jobs, rng)
     try:
@@ -281,11 +288,24 @@ def differences(
         answers = oracle.hear()  # or the next one to ask would be given them
     possible = DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
     assert not is_whole or life.seen == possible, f"seed {seed} is of a calm life"
+    for job in jobs:
+        if isinstance(job.draw.grammar, RuleGrammar):
+            job.draw.grammar.check(said[job.name])
     alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
     for job in jobs:
         if job.name not in alone:
             alone |= Life(model.engine, [job], rng).play(calm=True)
     return [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
+
+
+def _is_greedy(job: Job) -> bool:
+    return replace(job.draw, grammar=None) == _GREEDY
+
+
+def _question(job: Job) -> dict[str, Any]:
+    """What the oracle is asked."""
+    question: dict[str, Any] = {"tokens": job.prompt, "max_tokens": job.tokens}
+    return question | ({"rule": job.draw.grammar.seed} if isinstance(job.draw.grammar, RuleGrammar) else {})
 
 
 def _difference(job: Job, expected: Sequence[int], said: Sequence[int]) -> Difference | None:
@@ -306,10 +326,18 @@ def gap(architecture: str, found: Difference) -> float:
     network, _ = load_model(model_folder(architecture))
     tokens = mx.array([[*found.job.prompt, *found.expected[: found.index]]])
     logits = network(tokens, cache=make_prompt_cache(network))[0, -1]
-    if found.job.draw == _GREEDY:
+    if _is_greedy(found.job):
         return float(logits[found.expected[found.index]] - logits[found.said[found.index]])
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)
+    if isinstance(found.job.draw.grammar, RuleGrammar):
+        rule = allows(found.job.draw.grammar.seed, found.expected[: found.index])
+        exact[~_allowed(rule, len(exact))] = -np.inf
     return distance(exact, found.job.draw, tokens.shape[1])
+
+
+def _allowed(rule: tuple[int, int] | None, vocabulary: int) -> np.ndarray:
+    modulus, rest = rule or (1, 0)
+    return np.arange(vocabulary) % modulus == rest
 
 
 def _main() -> int:

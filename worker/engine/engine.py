@@ -7,7 +7,9 @@ caches, pending tokens and sampler have one entry per row, in one order. A row t
 until the next step, which closes all holes and takes in all joining rows at once.
 
 Decoding is double-buffered: `step` dispatches the forward pass that feeds the pending tokens before it reads
-them, so the device works while the tokens are handled. One pass is wasted when a row ends.
+them, so the device works while the tokens are handled. One pass is wasted when a row ends. What rows with a
+grammar draw is dispatched behind that, when their guides have seen the pending tokens: the guides work while
+the device runs the passes of all groups.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from worker.engine.caches.cost import row_cost
 from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import can_decode_together, can_prefill_together, restorable_shape
 from worker.engine.group import Group, Member
+from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.trees import arrays_of
@@ -58,6 +61,7 @@ class BatchEngine:
         self._joining: list[Member] = []
         self._groups: list[Group] = []
         self._unread: list[_Unread] = []
+        self._helpers = Helpers()
         self._advanced = 0
         self._piece_tokens = 0
         """Of a prompt whose tokens' likelihoods are asked; 0: not known yet."""
@@ -140,22 +144,31 @@ class BatchEngine:
         """See `contract.Engine`. Waits for what the last step set out to compute."""
         unread, self._unread = self._unread, []
         self._reseat()
-        for group in self._groups:
-            sampled = group.dispatch(self._model)
-            self._unread.append(_Unread(list(group.members), sampled))
+        questions = [question for group in self._groups for question in group.dispatch(self._model)]
+        step = self._read(unread)
+        self._helpers.run(questions)
+        self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
+        self._advance(1)
+        return step
+
+    def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}
         likelihoods: dict[str, Likelihood] = {}
+        failed: dict[str, Exception] = {}
         for pass_ in unread:
             drawn: Any = pass_.sampled.tokens.tolist()
-            for member, token in zip(pass_.members, drawn, strict=True):
-                if not member.dropped:
-                    member.row.saw(token)
-                    tokens[member.name] = token
-            for place, likelihood in pass_.sampled.likelihoods().items():
-                if not pass_.members[place].dropped:
-                    likelihoods[pass_.members[place].name] = likelihood
-        self._advance(1)
-        return Step(tokens, likelihoods)
+            told = pass_.sampled.likelihoods()
+            for place, (member, token) in enumerate(zip(pass_.members, drawn, strict=True)):
+                if member.dropped:
+                    continue
+                if (failure := member.row.failure) is not None:
+                    failed[member.name] = failure
+                    continue
+                member.row.saw(token)
+                tokens[member.name] = token
+                if place in told:
+                    likelihoods[member.name] = told[place]
+        return Step(tokens, likelihoods, failed)
 
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""

@@ -10,7 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from worker.engine.caches.batch import Batch, RowCaches
-from worker.engine.sampling.sampler import Row, Sampled, Sampler
+from worker.engine.sampling.helpers import Job
+from worker.engine.sampling.sampler import Drawing, Row, Sampled, Sampler
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,8 @@ class Group:
         self.members: list[Member] = []
         self._tokens = mx.array([], mx.uint32)
         self._sampler: Sampler | None = None
+        self._drawing: Drawing | None = None
+        self._sampled: Sampled | None = None
         self._own: RowCaches = []
         self._batch: Batch | None = None
 
@@ -56,20 +59,42 @@ class Group:
         """Bytes of the caches."""
         return sum(cache.nbytes for cache in self._own) if self._batch is None else self._batch.nbytes
 
-    def dispatch(self, model: nn.Module) -> Sampled:
-        """Set out to feed every row its pending token and to draw the next one, which becomes pending."""
+    def dispatch(self, model: nn.Module) -> Sequence[Job]:
+        """Set out to feed every row its pending token and to draw the next one, which becomes pending.
+
+        Returns the questions that must be answered first, once all pending tokens have been seen: none, if
+        no row has a grammar.
+        """
         assert self._sampler is not None
         caches = self._own if self._batch is None else self._batch.caches
         logits = model(self._tokens[:, None], cache=caches)[:, -1, :]
-        sampled = self._sampler(logits, [member.length for member in self.members], self._tokens)
-        self._tokens = sampled.tokens
+        drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
             self._batch.advance()
-        # Whatever grows lazily, offsets and paddings for instance, must be computed with the step.
-        mx.async_eval(sampled.tokens, sampled.arrays, self._state())
         for member in self.members:
             member.length += 1
+        # Whatever grows lazily, offsets and paddings for instance, must be computed with the step.
+        if drawing.questions:
+            self._drawing = drawing
+            mx.async_eval(drawing.arrays, self._state())
+        else:
+            self._finish(drawing, self._state())
+        return drawing.questions
+
+    def drawn(self) -> Sampled:
+        """What was set out to be drawn, when its questions have been answered."""
+        if self._drawing is not None:
+            drawing, self._drawing = self._drawing, None
+            self._finish(drawing, [])
+        assert self._sampled is not None
+        sampled, self._sampled = self._sampled, None
         return sampled
+
+    def _finish(self, drawing: Drawing, state: list[Any]) -> None:
+        assert self._sampler is not None
+        self._sampled = self._sampler.finish(drawing)
+        self._tokens = self._sampled.tokens
+        mx.async_eval(self._sampled.tokens, self._sampled.arrays, state)
 
     def _state(self) -> list[Any]:
         return [cache.state for cache in self._own] if self._batch is None else self._batch.state

@@ -11,5 +11,6 @@ position, as the real engine promises. Words that begin with `!` are directions:
     !fail=N     the step fails at token N               !oom       the prefill runs out of memory
     !burst      the process is killed in the prefill    (of a prompt with two words or more)
     !bad        the request can't be prepared           !text=S    the answer's every token reads S
-    !prefill=MS a chunk of this prompt takes so long
+    !prefill=MS a chunk of this prompt takes so long   !think=N    the first N tokens are thoughts
+    !call=N     behind two words the answer calls the tool `note` N times, with some words each
 """

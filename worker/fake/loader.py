@@ -41,9 +41,5 @@ class FakeLoader:
             ),
             engine=FakeEngine(scripts, self.step_ms),
             open_preparer=lambda context_length: FakePreparer(scripts, context_length),
-            open_pipeline=lambda request: _pipeline(scripts.get(request.id, Script())),
+            open_pipeline=lambda request: FakePipeline(scripts.get(request.id, Script()), request.id),
         )
-
-
-def _pipeline(script: Script) -> FakePipeline:
-    return FakePipeline(script.text, script.think)

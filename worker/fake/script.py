@@ -26,6 +26,7 @@ class Script:
     bad: bool = False
     text: str | None = None
     think: int = 0
+    call: int = 0
 
     @classmethod
     def read(cls, text: str) -> Script:
@@ -54,4 +55,5 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "bad": ("bad", lambda value: True),
     "text": ("text", str),
     "think": ("think", int),
+    "call": ("call", int),
 }

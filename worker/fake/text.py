@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,16 @@ from typing import Any
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from worker.contract import Draw, Growth, Prepared, too_long
+from protocol.parts import CallDelta, Tokenizing
+from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.script import Script
 
 CONTEXT_LENGTH = 8192
+WORDS_BEFORE_CALLS = 2
+CALL_TOKENS = 5
+"""Of one call: its name, and the words of its arguments."""
+CALL_NAME, CALL_OPENING, CALL_CLOSING = "note", '{"words": "', '"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +35,18 @@ class FakePreparer:
     context_length: int
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
-        text = request.prompt or "\n".join(_texts(unpack(request).messages or []))
+        text = _text(request)
         if request.suffix:
             raise RequestError(Code.UNSUPPORTED_PARAMETER, "This model has no middle.", param="suffix")
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split()) or (1,)
+        tokens = _tokens(request, text) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
-            raise too_long(self.context_length, len(tokens), "messages", by_memory=by_memory)
+            source = request.source or "messages"
+            raise too_long(self.context_length, len(tokens), source, by_memory=by_memory)
         # What came twice over a bad line is one request: its row follows the script that was here first.
         script = self.scripts.setdefault(request.id, script)
         return FakePrepared(
@@ -60,9 +67,32 @@ class FakePreparer:
             resume=tuple(request.resume),
             echo=request.echo,
             scored=request.scored,
-            echo_text="".join(map(_word, tokens)) if request.echo and request.tokens else "",
+            echo_text=_echo_text(request),
             script=script,
         )
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        wanted, text = request.tokenizing or Tokenizing(), _text(request)
+        tokens = _tokens(request, text)
+        return Tokenized(
+            id=request.id,
+            count=len(tokens),
+            tokens=tokens if wanted.tokens else (),
+            pieces=tuple(text.split()) if wanted.pieces else (),
+            text=_echo_text(request),
+        )
+
+
+def _text(request: Generate) -> str:
+    return request.prompt or "\n".join(_texts(unpack(request).messages or []))
+
+
+def _tokens(request: Generate, text: str) -> tuple[int, ...]:
+    return tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split())
+
+
+def _echo_text(request: Generate) -> str:
+    return "".join(map(_word, request.tokens)) if request.echo and request.tokens else ""
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,19 +111,36 @@ def _word(token: int) -> str:
 @dataclass(slots=True)
 class FakePipeline:
     """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter.
-    The first `think` of them are thoughts."""
+    Thoughts come first, then some words, then calls, and what is left is words again."""
 
-    text: str | None
-    think: int = 0
+    script: Script
+    request: str = ""
+    _answered: int = field(default=0, init=False)
     stopped: bool = False
     reasoning_tokens: int = 0
     has_called: bool = False
+    stop_string: str = ""
 
     def push(self, token: int) -> Growth:
-        if self.reasoning_tokens == self.think:
+        if self.reasoning_tokens < self.script.think:
+            self.reasoning_tokens += 1
+            return Growth(reasoning=self._said(token), is_content=False)
+        call, place = divmod(self._answered - WORDS_BEFORE_CALLS, CALL_TOKENS)
+        self._answered += 1
+        if not 0 <= call < self.script.call:
             return Growth(self._said(token))
-        self.reasoning_tokens += 1
-        return Growth(reasoning=self._said(token), is_content=False)
+        return Growth(is_content=False, calls=(self._called(call, place, token),))
+
+    def _called(self, call: int, place: int, token: int) -> CallDelta:
+        """A call begins with its name and ends with the end of its arguments; between them are words."""
+        if place == 0:
+            # Whichever leg of its flight it is: a client that has the beginning is not told another one.
+            request, _, _ = self.request.partition("~")
+            id = f"call_{request}_{call}"
+            return CallDelta(index=call, id=id, name=CALL_NAME, arguments=CALL_OPENING)
+        self.has_called = self.has_called or place == CALL_TOKENS - 1
+        said = json.dumps(self._said(token), ensure_ascii=False)[1:-1]
+        return CallDelta(index=call, arguments=said + (CALL_CLOSING if place == CALL_TOKENS - 1 else ""))
 
     def flush(self) -> Growth:
         return Growth()
@@ -102,4 +149,4 @@ class FakePipeline:
         return b"" if token == END else self._said(token).encode()
 
     def _said(self, token: int) -> str:
-        return self.text if self.text is not None else _word(token)
+        return self.script.text if self.script.text is not None else _word(token)

@@ -28,7 +28,7 @@ CALL = "call"
 
 @dataclass(frozen=True, slots=True)
 class HeldGrammar:
-    """All of an answer but its thoughts is one of `bodies`.
+    """All of an answer but its thoughts is one of `bodies`; a thought may be anything, but not the end.
 
     `opening`: the state of the format in which the answer begins. `thought`: the tokens by which a model may
     begin a thought itself, before all else; empty: it may not. `has_blanks`: white space is offered behind a
@@ -103,10 +103,14 @@ class HeldGuide:
 
     def fill(self, mask: memoryview) -> bool:
         """See `contract.Guide`. Raises `GuideError` once a body has failed."""
-        if self._phase in (_Phase.THOUGHT, _Phase.FREE):
+        if self._phase is _Phase.FREE:
             return False
         lexicon = self._grammar.lexicon
         words = np.frombuffer(mask, np.uint32)
+        if self._phase is _Phase.THOUGHT:
+            # An answer that ends in its thought would not be what it is held to.
+            words[: lexicon.endless_mask.size] = lexicon.endless_mask
+            return True
         allow_any(self._bodies, words, lexicon.blank_mask.size)
         if self._phase is _Phase.BEGINNING:
             if self._blanks and self._grammar.has_blanks:

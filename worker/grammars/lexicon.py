@@ -18,7 +18,10 @@ BLANK_BYTES_MAX = 4
 
 
 class Lexicon:
-    """`width` tokens, as many as the model has logits."""
+    """`width` tokens, as many as the model has logits.
+
+    Two masks, [words] uint32: of white space, and of all that does not end an answer.
+    """
 
     def __init__(
         self, spell: Callable[[int], bytes], width: int, names: Mapping[int, str], ends: Sequence[int]
@@ -35,9 +38,8 @@ class Lexicon:
         self._silent = self.special | {token for token, piece in enumerate(pieces) if not piece}
         blanks = [token for token in range(width) if token not in self.special and _is_blank(pieces[token])]
         self.blanks = frozenset(blanks)
-        bits = np.zeros(32 * ((width + 31) // 32), np.uint8)
-        bits[blanks] = 1
-        self.blank_mask = np.packbits(bits, bitorder="little").view(np.uint32)
+        self.blank_mask = _mask(width, blanks)
+        self.endless_mask = _mask(width, sorted({*range(width)}.difference(ends)))
 
     def spell(self, token: int) -> bytes:
         """The bytes of a token that is not special; of any other, none."""
@@ -48,6 +50,12 @@ class Lexicon:
     def tokens_of(self, text: bytes) -> list[int]:
         """Some tokens that have these bytes, whole characters of them."""
         return list(self.tokenizer.greedy_tokenize(text.decode(errors="ignore"))) if text else []
+
+
+def _mask(width: int, tokens: Sequence[int]) -> np.ndarray:
+    bits = np.zeros(32 * ((width + 31) // 32), np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _is_blank(piece: bytes) -> bool:

@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from worker.contract import Prepared, Preparer
+from worker.contract import Prepared, Preparer, Tokenized
 
 log = logging.getLogger(__name__)
 
 THREADS = 2
 WARM_S_MAX = 10.0
 
-Outcome = Prepared | RequestError
+Outcome = Prepared | Tokenized | RequestError
 
 
 class PreparerPool:
@@ -61,7 +61,9 @@ class PreparerPool:
     def _run(self, request: Generate, media: Sequence[bytes], done: Callable[[str, Outcome], None]) -> None:
         outcome: Outcome
         try:
-            outcome = self._preparer().prepare(request, media)
+            preparer = self._preparer()
+            take = preparer.prepare if request.tokenizing is None else preparer.tokenize
+            outcome = take(request, media)
         except RequestError as error:
             outcome = error
         except Exception as error:  # the request boundary: its fault, its failure

@@ -36,10 +36,12 @@ from protocol.messages import (
     Message,
     Rejected,
     Welcome,
+    failed,
     new_incarnation,
 )
+from protocol.parts import Usage
 from protocol.workersettings import WorkerSettings
-from worker.contract import Loader, ModelError
+from worker.contract import Loader, ModelError, Prepared, Tokenized
 from worker.line.dealer import Line
 from worker.line.exits import EXIT_BROKEN, status_of
 from worker.line.modelthread import ModelThread
@@ -217,29 +219,40 @@ class Service:
             if id not in self._preparing:
                 continue  # cancelled meanwhile
             self._preparing.discard(id)
-            if isinstance(outcome, RequestError):
-                self._refuse(id, outcome)
-                continue
-            self._line.say(
-                Accepted(
-                    incarnation=self._incarnation,
-                    id=id,
-                    prompt_tokens=len(outcome.tokens),
-                    prompt=outcome.echo_text,
-                )
-            )
-            self._model.inbox.put(Submit(outcome))
+            match outcome:
+                case RequestError():
+                    self._refuse(id, outcome)
+                case Tokenized():
+                    self._tell_tokens(outcome)
+                case Prepared():
+                    self._submit(outcome)
 
-    def _refuse(self, id: str, error: RequestError) -> None:
+    def _submit(self, request: Prepared) -> None:
         self._line.say(
-            Failed(
+            Accepted(
                 incarnation=self._incarnation,
-                id=id,
-                code=error.code,
-                message=error.message,
-                param=error.param,
+                id=request.id,
+                prompt_tokens=len(request.tokens),
+                prompt=request.echo_text,
             )
         )
+        self._model.inbox.put(Submit(request))
+
+    def _tell_tokens(self, told: Tokenized) -> None:
+        accepted = Accepted(
+            incarnation=self._incarnation,
+            id=told.id,
+            prompt_tokens=told.count,
+            prompt=told.text,
+            tokens=list(told.tokens),
+            pieces=list(told.pieces),
+        )
+        usage = Usage(prompt_tokens=told.count, completion_tokens=0)
+        ended = Finished(incarnation=self._incarnation, id=told.id, reason="stop", usage=usage)
+        self._line.say(accepted, ended)
+
+    def _refuse(self, id: str, error: RequestError) -> None:
+        self._line.say(failed(self._incarnation, id, error))
 
     # --- out ---
 

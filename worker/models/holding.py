@@ -22,7 +22,7 @@ from worker.grammars.guide import CALL, CallGrammar, HeldGrammar
 from worker.grammars.lexicon import Lexicon
 from worker.grammars.reading import Edges, Markup
 from worker.grammars.schema import SchemaError
-from worker.models.template import Render, rendered_calls, spacing_in
+from worker.models.template import Render, opens_thoughts, rendered_calls, spacing_in
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary
 
@@ -70,6 +70,8 @@ class Holder:
         self._lexicon, self._compiler = self._opened
         self._form = _call_form(tokenizer, template, self._lexicon)
         self._markup = Markup(_edges(tokenizer, self._form.start), self._lexicon)
+        start = tokenizer.think_start if template else None
+        self._thinks_unasked = bool(template and start and not opens_thoughts(template, start))
 
     def grammar_of(
         self, request: Generate, conversation: Conversation, opening: str | None, text: str
@@ -145,12 +147,12 @@ class Holder:
             raise _refused(f"{sentence}: {_explained(str(error))}.", param) from None
 
     def _thought(self, conversation: Conversation, text: str) -> tuple[int, ...]:
-        """The tokens by which the model may begin a thought itself: unless thinking is switched off, or the
-        prompt has an empty thought already."""
+        """The tokens by which the model may begin a thought itself: unless that is the template's to do,
+        thinking is switched off, or the prompt has an empty thought already."""
         tokenizer = self._tokenizer
         is_off = conversation.options.get("enable_thinking") is False
         is_closed = bool(tokenizer.think_end) and text.rstrip().endswith(str(tokenizer.think_end))
-        if conversation.messages is None or not tokenizer.has_thinking or is_off or is_closed:
+        if conversation.messages is None or not self._thinks_unasked or is_off or is_closed:
             return ()
         return tuple(tokenizer.think_start_tokens)
 

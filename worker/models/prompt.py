@@ -5,10 +5,11 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
@@ -16,7 +17,8 @@ from mlx_lm.utils import load_tokenizer
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, too_long
+from protocol.parts import Tokenizing
+from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized, too_long
 from worker.grammars.forms import is_json
 from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
@@ -68,16 +70,13 @@ class TextPreparer:
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
-        if request.media or media:
-            raise RequestError(
-                Code.UNSUPPORTED_MEDIA, "This model takes text only; it cannot see images.", param="messages"
-            )
+        _refuse_media(request, media)
         conversation = self._heeded(unpack(request))
         if conversation.messages is None:
             source, text = request.source or "prompt", request.prompt or ""
             tokens = self._completed(request, text, source)
         else:
-            source, text = "messages", self._rendered(conversation, conversation.messages)
+            source, text = request.source or "messages", self._rendered(conversation, conversation.messages)
             tokens = self._encode(text, source, special=False)
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
@@ -102,7 +101,36 @@ class TextPreparer:
             echo=request.echo,
             scored=request.scored,
             echo_text=self._echo_text(request),
+            tools=_tools_in(conversation),
+            single_call=request.calling is not None and request.calling.single,
         )
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        """See `contract.Preparer`."""
+        _refuse_media(request, media)
+        wanted = request.tokenizing or Tokenizing()
+        tokens = self._taken_apart(request, wanted)
+        return Tokenized(
+            id=request.id,
+            count=len(tokens),
+            tokens=tuple(tokens) if wanted.tokens else (),
+            pieces=self._pieces(tokens) if wanted.pieces else (),
+            text=self._echo_text(request),
+        )
+
+    def _taken_apart(self, request: Generate, wanted: Tokenizing) -> list[int]:
+        conversation = self._heeded(unpack(request))
+        if conversation.messages is not None:
+            text = self._rendered(conversation, conversation.messages, opens_turn=wanted.opens_turn)
+            return self._encode(text, "messages", special=bool(wanted.special))
+        source, text = request.source or "prompt", request.prompt or ""
+        if wanted.special is None or request.tokens is not None:
+            return self._completed(request, text, source)
+        return self._encode(text, source, special=wanted.special)
+
+    def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
+        pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
+        return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
 
     def _heeded(self, conversation: Conversation) -> Conversation:
         """Without the wishes that this model's template does not know."""
@@ -210,7 +238,7 @@ class TextPreparer:
                 Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
             ) from error
 
-    def _rendered(self, conversation: Conversation, messages: Messages) -> str:
+    def _rendered(self, conversation: Conversation, messages: Messages, *, opens_turn: bool = True) -> str:
         if self._render is None:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -224,7 +252,9 @@ class TextPreparer:
                 param="chat_template_kwargs",
             )
         try:
-            return render(self._render, messages, conversation.tools, conversation.options)
+            return render(
+                self._render, messages, conversation.tools, conversation.options, opens_turn=opens_turn
+            )
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 Code.INVALID_REQUEST,
@@ -244,11 +274,27 @@ class TextPreparer:
         return min(request.max_tokens, room)
 
 
+def _tools_in(conversation: Conversation) -> dict[str, Mapping[str, Any]]:
+    """What the answer may call: the schemas of its arguments, by name."""
+    functions = [tool.get("function") for tool in conversation.tools or ()]
+    return {
+        str(function.get("name")): function.get("parameters") or {}
+        for function in functions
+        if isinstance(function, Mapping) and conversation.messages is not None
+    }
+
+
 def _is_raw(grammar: Grammar | None) -> bool:
     """Whether nothing in the answer is a marker: it is content from its first token, held to a form."""
     if not isinstance(grammar, HeldGrammar):
         return False
     return grammar.is_text and grammar.opening == CONTENT and not grammar.thought
+
+
+def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
+    if request.media or media:
+        message = "This model takes text only; it cannot see images."
+        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
 
 
 def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:

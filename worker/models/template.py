@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +47,9 @@ _LATE_USER = {"role": "user", "content": "late-question"}
 _THOUGHT = "first-thought"
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Where templates look for what was thought before an answer; the first is what the canonical form has."""
-_CALLING = {"function": {"name": "probe_tool", "arguments": {}}, "id": "abcdefgh0", "type": "function"}
-_RESULT = {"role": "tool", "name": "probe_tool", "tool_call_id": "abcdefgh0", "content": "first-result"}
+_SHORT_ID, _LONG_ID = "abcdefgh0", "call_0123456789abcdef01234567"
+_CALLING = {"function": {"name": "probe_tool", "arguments": {}}, "id": _SHORT_ID, "type": "function"}
+_RESULT = {"role": "tool", "name": "probe_tool", "tool_call_id": _SHORT_ID, "content": "first-result"}
 _WISHES: Mapping[str, Any] = {"reasoning_effort": "high", "thinking_budget": 1024}
 _TOOL = {
     "type": "function",
@@ -70,6 +72,8 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
         return None
     upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
     renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
+    if not attempt(renderer, _called(_LONG_ID)) and attempt(renderer, _called(_SHORT_ID)):
+        renderer = _with_short_ids(renderer)
     canonical, *others = _THOUGHT_KEYS
     if _shows_thoughts(renderer, canonical):
         return renderer
@@ -83,6 +87,33 @@ def _shows_thoughts(renderer: Render, key: str) -> bool:
     calling = thought | {"content": "", "tool_calls": [_CALLING]}
     asked: list[Messages] = [[_USER, thought], [_USER, calling, _RESULT]]
     return any(_THOUGHT in attempt(renderer, messages) for messages in asked)
+
+
+def _called(id: str) -> Messages:
+    answer = _ANSWER | {"content": "", "tool_calls": [_CALLING | {"id": id}]}
+    return [_USER, answer, _RESULT | {"tool_call_id": id}]
+
+
+def _with_short_ids(renderer: Render) -> Render:
+    """For Mistral's templates, which take no ids of calls but those of their own kind. Calls and results
+    still belong together."""
+
+    def shorten(item: Mapping[str, Any], key: str) -> dict[str, Any]:
+        id = item.get(key)
+        if not isinstance(id, str) or (len(id) == len(_SHORT_ID) and id.isascii() and id.isalnum()):
+            return dict(item)
+        return {**item, key: hashlib.sha256(id.encode()).hexdigest()[: len(_SHORT_ID)]}
+
+    def shorten_all(message: Mapping[str, Any]) -> dict[str, Any]:
+        shortened = shorten(message, "tool_call_id")
+        if calls := message.get("tool_calls"):
+            shortened["tool_calls"] = [shorten(call, "id") for call in calls]
+        return shortened
+
+    def render_shortened(messages: Messages, **options: Any) -> Any:
+        return renderer([shorten_all(message) for message in messages], **options)
+
+    return render_shortened
 
 
 def _with_thoughts_under(renderer: Render, key: str) -> Render:
@@ -100,6 +131,11 @@ def find_unknown_wishes(template: Render) -> frozenset[str]:
     have no variable for; upstream's own renderers raise."""
     wishes = _WISHES.items()
     return frozenset(name for name, value in wishes if not attempt(template, [_USER], options={name: value}))
+
+
+def opens_thoughts(template: Render, start: str) -> bool:
+    """Whether it begins the thought itself where one is asked for: then the model does so nowhere else."""
+    return attempt(template, [_USER], options={"enable_thinking": True}).rstrip().endswith(start)
 
 
 def behind_thoughts(template: Render, end: str) -> str:

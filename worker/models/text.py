@@ -13,10 +13,12 @@ from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, 
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
-from worker.models.format import Format
+from worker.models.format import CallFormat, Format
 from worker.models.holding import Held
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.template import probe
+from worker.output.calls.ids import namer_of
+from worker.output.calls.writer import Calls
 from worker.output.channels import ChannelPipeline
 from worker.output.text import TextPipeline, Vocabulary
 
@@ -36,7 +38,8 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
         raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
     defaults, size = _defaults(folder), config.vocabulary or len(tokenizer)
     vocabulary = Vocabulary(tokenizer._tokenizer)
-    form, held = Format(tokenizer, vocabulary), Held()
+    form, call_form = Format(tokenizer, vocabulary), CallFormat(tokenizer, vocabulary)
+    held = Held()
 
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
@@ -44,6 +47,11 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
         return TextPreparer(open_tokenizer(folder, config.end_tokens), rules, held)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
+        if prepared.opening is not None and prepared.tools:
+            calls = Calls(prepared.tools, namer_of(prepared), single=prepared.single_call)
+            reading = call_form.open(prepared.opening, calls)
+            single = prepared.single_call
+            return ChannelPipeline(vocabulary, reading, call_form.signs, prepared.stop, single_call=single)
         if prepared.opening is None or form.is_plain:
             return TextPipeline(vocabulary, prepared.stop)
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)

@@ -176,18 +176,23 @@ class StopMatcher:
         self._stops = tuple(stop for stop in stops if stop)
         self._held_max = max((len(stop) for stop in self._stops), default=1) - 1
         self._held = ""
-        self.matched = False
+        self.found = ""
+        """The stop string that was found."""
+
+    @property
+    def matched(self) -> bool:
+        return bool(self.found)
 
     def push(self, text: str) -> str:
         """The text that is certain to lie before any stop string."""
         if self.matched or not self._stops or not text:
             return "" if self.matched else text
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
-            self.matched = True
+            _, start, self.found = min(found)
             self._held = ""
-            return text[: min(found)[1]]
+            return text[:start]
         certain = len(text) - self._hold(text)
         self._held = text[certain:]
         return text[:certain]
@@ -217,6 +222,11 @@ class TextPipeline:
         self._vocabulary = vocabulary
         self._stream = TextStream(vocabulary)
         self._matcher = StopMatcher(stop)
+
+    @property
+    def stop_string(self) -> str:
+        """See `contract.Pipeline`."""
+        return self._matcher.found
 
     def push(self, token: int) -> Growth:
         """See `contract.Pipeline`."""

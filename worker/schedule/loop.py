@@ -175,6 +175,9 @@ class Loop:
             return
         # A step without tokens has only set out to compute some.
         self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
+        for id, failure in step.failed.items():
+            log.error("%s: grammar failed", id, exc_info=failure)
+            self._fail_row(id, _engine_error(failure))
         if step.tokens:
             self._failures.clear()
             self._hand_out(step)

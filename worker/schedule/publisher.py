@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
-from protocol.messages import CacheCleared, Events, Failed, Finished, Message, Reused, Scored
+from protocol.messages import CacheCleared, Events, Finished, Message, Reused, Scored, failed
 from protocol.parts import Delta, PromptToken, Reuse
 from worker.schedule.answer import Answer
 
@@ -40,20 +40,13 @@ class Publisher:
                 reason=reason,
                 usage=answer.usage(),
                 timings=answer.timings(now),
+                stop=answer.pipeline.stop_string,
             )
         )
 
     def failed(self, id: str, error: RequestError) -> None:
         """A request has ended otherwise."""
-        self.publish(
-            Failed(
-                incarnation=self.incarnation,
-                id=id,
-                code=error.code,
-                message=error.message,
-                param=error.param,
-            )
-        )
+        self.publish(failed(self.incarnation, id, error))
 
     def cleared(self, id: str, ram_bytes: int, disk_bytes: int) -> None:
         """So much was given back by the `Clear` of this id."""

@@ -189,7 +189,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tool(function=None), "tools[1].function"),
     (tool(function={}), "tools[1].function.name"),
     (tool(function={"name": "f", "parameters": []}), "tools[1].function.parameters"),
-    ({"tool_choice": "required"}, "tool_choice"),
+    (tool(function={"name": ""}), "tools[1].function.name"),
+    (tool(function={"name": "f" * 257}), "tools[1].function.name"),
+    (tool(function={"name": "f", "strict": "yes"}), "tools[1].function.strict"),
+    (tool(type=7, function={"name": "f"}), "tools[1].type"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"enable_thinking": "no"}, "enable_thinking"),
     ({"reasoning_effort": "utmost"}, "reasoning_effort"),
@@ -204,9 +208,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"cache_pin": 1}, "cache_pin"),
     ({"cache_pin": "yes"}, "cache_pin"),
-    ({"response_format": "json"}, "response_format"),
-    ({"response_format": {}}, "response_format.type"),
-    ({"response_format": {"type": "xml"}}, "response_format.type"),
 ]
 
 
@@ -232,11 +233,25 @@ def test_the_bounds_of_a_number_are_told_in_full() -> None:
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
+ALLOWED = {"mode": "auto", "tools": TOOLS}
+
 UNSERVED: list[tuple[dict[str, Any], str]] = [
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
+    ({"structural_tag": "{}"}, "structural_tag"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}},
+        "structured_outputs.whitespace_pattern",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+    ),
+    ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
 ]
 
 
@@ -253,6 +268,13 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
         {"n": 1},
         {"logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}},
+        {"response_format": {"type": "text", "json_schema": None, "schema": None}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json": None, "json_object": False, "disable_any_whitespace": False}},
+        {"structural_tag": None},
+        {"tools": TOOLS, "parallel_tool_calls": True},
+        {"parallel_tool_calls": False},
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}},
         {"logit_bias": {}},
         {"presence_penalty": 0, "frequency_penalty": 0.0, "priority": 0},
         {"cache_salt": "", "cache_pin": False},
@@ -289,7 +311,7 @@ def test_null_means_absent_for_every_part_of_a_message(name: str) -> None:
 def test_fields_that_nobody_knows_are_skipped_everywhere() -> None:
     extra = {"later": {"deep": [1, None, "x"]}, "metadata": None}
     messages = [{"role": "user", "content": [{"type": "text", "text": "hello", **extra}], **extra}]
-    tools = [{"type": "function", "function": {"name": "f", "strict": True, **extra}, **extra}]
+    tools = [{"type": "function", "function": {"name": "f", "strict": False, **extra}, **extra}]
     with_extra = sent(body(seed=1, messages=messages, tools=tools, user="me", store=False, **extra))
     assert with_extra == sent(body(seed=1, tools=TOOLS))
 

@@ -10,6 +10,7 @@ from broker.dispatch.flights import Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Accepted,
     Cancel,
     ClearCache,
     Draining,
@@ -19,7 +20,7 @@ from protocol.messages import (
     Rejected,
     Welcome,
 )
-from protocol.parts import Reuse
+from protocol.parts import Reuse, Tokenizing
 from tests.broker.dispatching import (
     GATEWAY,
     HUNG_S,
@@ -375,6 +376,28 @@ def test_it_is_said_how_many_deltas_were_of_use(line: Line) -> None:
         assert hear("w", events("other", "a", "x")) == 0
         assert hear("stranger", events("stranger", "a", "x")) == 0
     assert hear("w", events("w", "a", "x", first=3)) == 0
+
+
+def test_tokens_of_a_prompt_are_of_use_once(line: Line) -> None:
+    line.serving("w")
+    hear = line.dispatcher.hear
+    told = Accepted(incarnation="w", id="a", prompt_tokens=3, tokens=[1, 2, 3])
+    counted = replace(request("a"), tokenizing=Tokenizing(tokens=True))
+    with line.dispatcher.board(line.dispatcher.find("m"), [counted], ()) as [flight]:
+        assert [hear("w", told), hear("w", told)] == [3, 0]
+        assert hear("w", replace(told, id="b")) == 0
+        line.say("w", finished("w", "a"))
+        assert [type(item) for item in flight.take()] == [Accepted, Finished]
+
+
+def test_what_is_only_counted_says_nothing_of_how_long_requests_take(line: Line) -> None:
+    line.serving("w")
+    for id, tokenizing, expected in (("a", Tokenizing(), 1), ("b", None, 50)):
+        asked = replace(request(id), tokenizing=tokenizing)
+        with line.dispatcher.board(line.dispatcher.find("m"), [asked], ()):
+            line.clock.now += 50
+            line.say("w", accepted("w", id), finished("w", id))
+        assert line.dispatcher.admission.retry_after_s(1) == expected
 
 
 @pytest.mark.parametrize("verdict", Verdict)

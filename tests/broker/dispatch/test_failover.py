@@ -20,8 +20,8 @@ from broker.dispatch.suspects import (
     fingerprint,
 )
 from protocol.errors import Code, RequestError
-from protocol.messages import Cancel, Failed, Finished, Generate, Goodbye, Scored
-from protocol.parts import Delta, Media, PromptToken, RowStatus, Sampling
+from protocol.messages import Accepted, Cancel, Failed, Finished, Generate, Goodbye, Scored
+from protocol.parts import Delta, Media, PromptToken, RowStatus, Sampling, Tokenizing
 from tests.broker.dispatching import (
     FAILOVER_S,
     GATEWAY,
@@ -89,6 +89,21 @@ def test_a_flight_goes_on_with_the_next_worker_and_takes_its_images_along(line: 
         assert isinstance(flight.terminal, Finished)
         assert flight.terminal.usage.cached_tokens == 0
     assert line.dispatcher.dropped == {"unknown_sender": 1}
+
+
+def test_what_was_to_be_counted_is_counted_by_the_next_worker(line: Line) -> None:
+    line.serving("w1")
+    asked = replace(request("a"), tokenizing=Tokenizing(tokens=True))
+    told = Accepted(incarnation="w1", id="a", prompt_tokens=2, tokens=[5, 6])
+    with line.dispatcher.board(line.dispatcher.find("m"), [asked], ()) as [flight]:
+        line.say("w1", told)
+        line.dispatcher.lost("w1")
+        line.serving("w2")
+        assert generates(line, "w2") == [replace(asked, id="a~2")]
+        line.say("w2", replace(told, incarnation="w2", id="a~2"), finished("w2", "a~2"))
+        first, end = flight.take()
+        assert first == told
+        assert isinstance(end, Finished)
 
 
 def test_another_worker_of_the_same_model_takes_over_at_once_and_one_of_another_model_never(

@@ -13,7 +13,7 @@ from broker.dispatch import flights as flights_module
 from broker.dispatch.flights import PROVEN_DELTAS, TOKENS_MAX, Flight, Flights, Gain, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
-from protocol.parts import Delta, Likelihood, PromptToken, Reuse, Sampling, Usage
+from protocol.parts import CallDelta, Delta, Likelihood, PromptToken, Reuse, Sampling, Usage
 
 WORKER = "worker-1"
 
@@ -219,8 +219,11 @@ def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPat
             tokens=[1],
             likelihoods=[Likelihood(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
         ),
+        Delta(id="a", sequence=0, tokens=[1], calls=[CallDelta(index=0, arguments="x" * 32_000)]),
+        Delta(id="a", sequence=0, tokens=[1], calls=[CallDelta(index=0, name="x" * 32_000)]),
+        Delta(id="a", sequence=0, tokens=[1], calls=[CallDelta(index=n, id="c") for n in range(200)]),
     ],
-    ids=["text", "likelihoods"],
+    ids=["text", "likelihoods", "arguments", "a name", "calls"],
 )
 def test_what_takes_more_room_counts_for_more_until_it_is_taken(large: Delta) -> None:
     flight = open_flight()

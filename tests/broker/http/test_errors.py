@@ -13,7 +13,7 @@ from tests.broker.dispatching import failed
 from tests.broker.house import TEXT, House
 
 
-def terse(error: RequestError) -> dict[str, Any]:
+def terse(error: RequestError, request_id: str) -> dict[str, Any]:
     return {"told": str(error.code)}
 
 

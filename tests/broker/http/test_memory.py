@@ -81,3 +81,4 @@ def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[st
         assert (after - before) / WAITING / len(body) < KEPT_MAX
 
     run(talk())
+    house.close()

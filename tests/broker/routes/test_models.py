@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 from tests.broker.asgi import run
 from tests.broker.house import House
@@ -24,6 +25,27 @@ def test_models_are_those_that_workers_have_named() -> None:
             assert (await house.get(f"/v1/models/{model['id']}").end()).json == model
         house.line.dispatcher.lost("w2")
         assert (await house.get("/v1/models/org/small").end()).status == 200
+
+    run(talk())
+
+
+def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:
+    house = House()
+    version = {"anthropic_version": "2023-06-01"}
+
+    async def talk() -> None:
+        empty = (await house.get("/v1/models", **version).end()).json
+        assert empty == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+        house.line.serving("w2", "org/small")
+        house.line.hello("w1", "a-model")
+        document = (await house.get("/v1/models", **version).end()).json
+        assert (document["first_id"], document["last_id"]) == ("a-model", "org/small")
+        assert [model["max_input_tokens"] for model in document["data"]] == [None, 8192]
+        for model in document["data"]:
+            assert (model["type"], model["display_name"]) == ("model", model["id"])
+            seen_at = datetime.fromisoformat(model["created_at"])
+            assert abs(seen_at.timestamp() - time.time()) < 60
+            assert (await house.get(f"/v1/models/{model['id']}", **version).end()).json == model
 
     run(talk())
 

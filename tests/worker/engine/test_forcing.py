@@ -35,12 +35,19 @@ def closed(limit: ThoughtLimit, drawn: Sequence[int]) -> list[int]:
     return answer
 
 
-def guarded(limit: ThoughtLimit, drawn: Sequence[int], resumed: int = 0) -> list[int]:
-    """What becomes of them where a token is read only when the next one has been set out to be drawn."""
+def guarded(
+    limit: ThoughtLimit, drawn: Sequence[int], resumed: int = 0, *, is_prompt: bool = False
+) -> list[int]:
+    """What becomes of them where a token is read only when the next one has been set out to be drawn; or
+    where that is prompt, before."""
     answer = [*drawn[:resumed]]
     guard = ThoughtGuard(limit, answer)
     unread: list[int] = []
     for index in range(resumed, len(drawn)):
+        if is_prompt:
+            for token in unread:
+                guard.saw(token)
+            unread = []
         forced = guard.forced(index)
         before = answer[-1] if answer else None
         is_forced = forced is not None and (forced.unless_after is None or forced.unless_after != before)
@@ -67,7 +74,9 @@ def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_ans
     expected = closed(limit, drawn)
     assert guarded(limit, drawn) == expected
     for resumed in range(len(drawn) + 1):
-        assert guarded(limit, [*expected[:resumed], *drawn[resumed:]], resumed) == expected
+        for is_prompt in (False, True):
+            rest = [*expected[:resumed], *drawn[resumed:]]
+            assert guarded(limit, rest, resumed, is_prompt=is_prompt) == expected
 
 
 def test_a_thought_that_ends_with_its_last_token_is_not_ended_twice() -> None:

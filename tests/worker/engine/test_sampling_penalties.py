@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.rules import RuleGrammar, allows
 from worker.contract import Draw, Likelihood
 from worker.engine.sampling.sampler import Row, Sampled, Sampler
 
@@ -145,6 +146,7 @@ settings_of_rows = st.builds(
     logit_bias=st.sampled_from([(), (), ((5, 4.0), (6, -inf))]),
     forced=st.sampled_from([(), (), (4,), (3, 3, 90)]),
     logprobs=st.sampled_from([None, None, 0, 2]),
+    grammar=st.sampled_from([None, None, *map(RuleGrammar, range(4))]),
 )
 
 
@@ -176,7 +178,7 @@ def run(batch: dict[int, Request]) -> None:
     """All requests as an engine would: rebuilt when the rows change, a step dispatched before one is read."""
     rows: dict[int, Row] = {}
     sampler = Sampler([])
-    pending: tuple[list[int], Sampled] | None = None
+    pending: tuple[dict[int, Row], Sampled] | None = None
     for step in range(max(request.joins + request.length for request in batch.values())):
         active = [name for name, r in batch.items() if r.joins <= step < r.joins + r.length]
         renewed = {name for name in active if step - batch[name].joins in (0, batch[name].renewed)}
@@ -192,18 +194,23 @@ def run(batch: dict[int, Request]) -> None:
             continue
         positions = [len(PROMPT) + step - batch[name].joins for name in rows]
         logits = mx.stack([logits_at(name, at) for name, at in zip(rows, positions, strict=True)])
-        sampled = sampler(logits, positions)
-        mx.async_eval(sampled.tokens, sampled.arrays)
+        drawing = sampler.begin(logits, positions)
+        mx.async_eval(drawing.arrays)
         if pending:
             read(batch, *pending)
-        pending = list(rows), sampled
+        for question in drawing.questions:
+            question()
+        sampled = sampler.finish(drawing)
+        mx.async_eval(sampled.tokens, sampled.arrays)
+        pending = rows, sampled
     if pending:
         read(batch, *pending)
 
 
-def read(batch: dict[int, Request], names: list[int], sampled: Sampled) -> None:
+def read(batch: dict[int, Request], rows: dict[int, Row], sampled: Sampled) -> None:
     likelihoods = sampled.likelihoods()
-    for index, (name, token) in enumerate(zip(names, sampled.tokens.tolist(), strict=True)):
+    for index, (name, token) in enumerate(zip(rows, sampled.tokens.tolist(), strict=True)):
+        rows[name].saw(token)
         batch[name].answer.append(token)
         batch[name].likelihoods.append(likelihoods.get(index))
 
@@ -219,3 +226,11 @@ def test_a_row_draws_the_same_alone_and_among_rows_that_come_go_and_resume(batch
         assert request.likelihoods == alone.likelihoods
         assert request.answer[: len(request.draw.forced)] == list(request.draw.forced[: request.length])
         assert len(request.answer) == request.length
+        check_grammar(request)
+
+
+def check_grammar(request: Request) -> None:
+    if isinstance(request.draw.grammar, RuleGrammar):
+        for index in range(len(request.draw.forced), request.length):
+            rule = allows(request.draw.grammar.seed, request.answer[:index])
+            assert rule is None or request.answer[index] % rule[0] == rule[1]

@@ -109,7 +109,7 @@ class Mask:
 
 
 Free = Callable[[random.Random], int]
-"""What is drawn where anything may come."""
+"""What is drawn where anything may come, an end excepted or not."""
 
 
 def draw(
@@ -120,9 +120,11 @@ def draw(
     tokens: list[int] = []
     while len(tokens) < limit:
         allowed = mask.allowed(guide)
-        if allowed is None:
+        if allowed is None or allowed.size == words.lexicon.width - len(words.ends):
             assert free is not None, "nothing of this is free"
             token = free(rng)
+            if allowed is not None and token in words.ends:
+                continue
         else:
             assert allowed.size, "some token is always allowed"
             token = _drawn(words, allowed, rng, is_hurried=len(tokens) > HURRIED_AFTER)

@@ -64,6 +64,11 @@ def allowed(words: Words, grammar: Grammar, text: str | list[int]) -> set[str] |
 END = "<|im_end|>"
 
 
+def in_thought(words: Words) -> set[str]:
+    """What may come in a thought: all but an end of the answer."""
+    return {piece.decode(errors="replace") for piece in words.pieces} - {END}
+
+
 def test_content_is_held_from_its_first_token_and_then_ends() -> None:
     grammar = held(small(), DIGITS)
     first = allowed(small(), grammar, "")
@@ -80,10 +85,10 @@ def test_special_tokens_never_stand_for_text() -> None:
     assert found & set(small().lexicon.names) == {END}
 
 
-def test_a_thought_that_the_prompt_opens_is_free_until_it_ends() -> None:
+def test_a_thought_that_the_prompt_opens_may_be_anything_but_the_end() -> None:
     grammar = held(small(), DIGITS, opening=REASONING)
     for text in ("", "Let me <think>", "so: 12", "</thin", "</tool_call>"):
-        assert allowed(small(), grammar, text) is None
+        assert allowed(small(), grammar, text) == in_thought(small())
     assert allowed(small(), grammar, "hm</think>12") == allowed(small(), held(small(), DIGITS), "12")
 
 
@@ -109,7 +114,7 @@ def test_what_stands_in_one_token_with_a_marker_belongs_to_the_body() -> None:
 def test_a_model_may_begin_a_thought_itself_but_once_and_first() -> None:
     grammar = held(small(), DIGITS, thinks=True)
     assert "<think>" in (allowed(small(), grammar, "") or set())
-    assert allowed(small(), grammar, "<think>whatever <think>") is None
+    assert allowed(small(), grammar, "<think>whatever <think>") == in_thought(small())
     for text in ("1", "<think>hm</think>", "<think>hm</think>1"):
         assert "<think>" not in (allowed(small(), grammar, text) or {"<think>"})
     assert "<think>" not in (allowed(small(), held(small(), DIGITS), "") or {"<think>"})
@@ -126,7 +131,7 @@ def test_some_tokens_may_begin_a_thought_that_is_no_single_token() -> None:
     assert allowed(words, grammar, "<") == digits | {"c"}
     assert allowed(words, grammar, "<c") == {">"}
     assert allowed(words, grammar, "<1") == digits | {END}
-    assert allowed(words, grammar, "<c>x") is None
+    assert allowed(words, grammar, "<c>x") == in_thought(words)
     assert allowed(words, grammar, "<c>x</think>") == {"<"}
 
 

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Sampling
-from worker.contract import Draw, Prepared, Preparer
+from protocol.parts import Sampling, Tokenizing
+from worker.contract import Draw, Prepared, Preparer, Tokenized
 from worker.line.pool import THREADS, Outcome, PreparerPool
 
 WAIT_S = 20.0
@@ -43,6 +44,9 @@ class Scripted:
             case "break":
                 raise ZeroDivisionError("secret detail")
         return prepared(request.id)
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        return Tokenized(id=request.id, count=len((request.prompt or "").split()))
 
 
 class Desk:
@@ -81,6 +85,13 @@ def test_a_request_is_prepared_with_its_media(open_desk: Open) -> None:
     desk.prepare("a", media=[b"image"])
     assert desk.next() == ("a", prepared("a"))
     assert preparer.media == [[b"image"]]
+
+
+def test_a_request_that_is_only_counted_is_not_prepared(open_desk: Open) -> None:
+    desk = open_desk(Scripted)
+    counted = replace(request("a", "one two three"), tokenizing=Tokenizing())
+    desk.pool.prepare(counted, [], lambda id, outcome: desk.outcomes.put((id, outcome)))
+    assert desk.next() == ("a", Tokenized(id="a", count=3))
 
 
 def test_every_thread_has_a_preparer_of_its_own_and_keeps_it(open_desk: Open) -> None:

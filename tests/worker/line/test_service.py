@@ -32,7 +32,7 @@ from protocol.messages import (
     ToGateway,
     Welcome,
 )
-from protocol.parts import Sampling, Usage
+from protocol.parts import Sampling, Tokenizing, Usage
 from protocol.settings import EXIT_CONFIGURATION
 from tests.system import Process
 from worker.fake.engine import TOKEN_BYTES
@@ -102,7 +102,13 @@ class Gateway:
         self.say(Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION))
 
     def generate(
-        self, id: str, prompt: str, *, logprobs: int | None = None, deadline_s: float | None = None
+        self,
+        id: str,
+        prompt: str,
+        *,
+        logprobs: int | None = None,
+        deadline_s: float | None = None,
+        tokenizing: Tokenizing | None = None,
     ) -> None:
         self.say(
             Generate(
@@ -111,6 +117,7 @@ class Gateway:
                 sampling=Sampling(seed=1, logprobs=logprobs),
                 prompt=prompt,
                 deadline_s=deadline_s,
+                tokenizing=tokenizing,
             )
         )
 
@@ -207,6 +214,19 @@ def test_a_request_is_accepted_answered_and_ended(gateway: Gateway, start: Start
     end = said[-1]
     assert isinstance(end, Finished)
     assert (end.id, end.reason, end.usage.completion_tokens) == ("a", "stop", 6)
+
+
+def test_a_prompt_that_is_only_counted_is_never_run(gateway: Gateway, start: Start) -> None:
+    start("--max-running", "1")
+    gateway.meet()
+    gateway.generate("long", "!tokens=100000 !slow=20")
+    gateway.until(Accepted)
+    gateway.generate("a", "one two", tokenizing=Tokenizing(tokens=True, pieces=True))
+    accepted = gateway.until(Accepted)
+    assert (accepted.id, accepted.prompt_tokens) == ("a", 2)
+    assert (accepted.tokens, accepted.pieces) == ([4, 4], ["one", "two"])
+    end = gateway.until(Finished)
+    assert (end.id, end.usage.prompt_tokens, end.usage.completion_tokens) == ("a", 2, 0)
 
 
 def test_a_request_that_cannot_be_prepared_is_refused(gateway: Gateway, start: Start) -> None:

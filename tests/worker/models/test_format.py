@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,42 @@ def test_a_budget_is_refused_where_no_token_ends_a_thought(tmp_path: Path) -> No
     with pytest.raises(RequestError) as caught:
         prepare(tokenizer, thinking_budget=5)
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_PARAMETER, "thinking_budget")
+
+
+# --- calls in the history ------------------------------------------------------------------------------
+
+MISTRAL = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% if c.id is undefined or c.id|length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "[{{ c.function.name }}:{{ c.id }}]{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id is undefined or m.tool_call_id|length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "({{ m.tool_call_id }}){% endif %}{{ m.content }};{% endfor %}"
+)
+
+
+def calling(*ids: str) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": {}}
+    calls = [{"id": id, "type": "function", "function": function} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "content": "r"} for id in ids]
+    return [user("Q"), {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
+def test_a_template_that_takes_its_own_ids_alone_is_given_such(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, MISTRAL)
+    ids = ["call_" + "0" * 24, "call_" + "1" * 24, "abcdefgh9"]
+    messages = calling(*ids)
+    prepared = prepare(tokenizer, messages=messages)
+    text = tokenizer.decode(list(prepared.tokens))
+    found = re.findall(r"\[f:([a-z0-9]{9})\]", text)
+    assert re.findall(r"\(([a-z0-9]{9})\)", text) == found
+    assert len({*found}) == 3
+    assert found[2] == "abcdefgh9"
+    assert messages == calling(*ids)
+    assert prepare(tokenizer, messages=messages).tokens == prepared.tokens
+
+
+def test_other_templates_are_given_the_ids_as_they_are(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, "{% for m in messages %}{{ m.tool_call_id }};{% endfor %}")
+    assert "call_0" in tokenizer.decode(list(prepare(tokenizer, messages=calling("call_0")).tokens))

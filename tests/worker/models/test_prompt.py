@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from msgspec import UNSET, Raw
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Capabilities, Media, Sampling
+from protocol.parts import Calling, Capabilities, Media, Sampling, Tokenizing
 from tests.models.fixtures import model_folder
-from worker.contract import Draw, Prepared
+from worker.contract import Draw, Prepared, Tokenized
 from worker.models.draw import read_defaults
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.template import probe
@@ -38,6 +39,14 @@ def prepare(rules: PromptRules = RULES, media: tuple[bytes, ...] = (), **fields:
         fields[name] = UNSET if fields[name] is None else pack(fields[name])
     request = Generate(incarnation="g", id="r", **fields)
     return TextPreparer(tokenizer(), rules).prepare(request, media)
+
+
+def tokenize(wanted: Tokenizing, **fields: Any) -> Tokenized:
+    """As `prepare`, of what is only taken apart."""
+    for name in {"messages", "tools"} & fields.keys():
+        fields[name] = pack(fields[name])
+    request = Generate(incarnation="g", id="r", sampling=Sampling(seed=7), tokenizing=wanted, **fields)
+    return TextPreparer(tokenizer(), RULES).tokenize(request, ())
 
 
 def text(prepared: Prepared) -> str:
@@ -81,6 +90,18 @@ def test_tools_and_template_arguments_reach_the_template() -> None:
     assert text(prepare(rules, template_kwargs={"enable_thinking": False})).endswith(
         "<think>\n\n</think>\n\n"
     )
+
+
+def test_tools_may_be_called_by_name_with_what_their_schemas_say() -> None:
+    rules = PromptRules(context_length=1000, vocabulary=2048, defaults=Draw())
+    bare = {"type": "function", "function": {"name": "now"}}
+    prepared = prepare(rules, tools=[TOOL, bare])
+    assert prepared.tools == {"get_weather": TOOL["function"].get("parameters", {}), "now": {}}
+    assert not prepared.single_call
+    for single in (True, False):
+        assert prepare(rules, tools=[TOOL], calling=Calling(single=single)).single_call == single
+    assert prepare(rules).tools == {}
+    assert prepare(rules, tools=[{"type": "web_search"}]).tools == {}
 
 
 def test_thinking_is_left_as_the_template_has_it(tmp_path: Path) -> None:
@@ -380,3 +401,51 @@ def test_what_token_ids_read_is_said_with_the_names_of_special_tokens() -> None:
 
 def test_an_echo_says_how_much_its_client_has() -> None:
     assert prepare(messages=None, tokens=[5, 6, 7], echo=True, scored=2).scored == 2
+
+
+# --- taken apart only ----------------------------------------------------------------------------------
+
+ALL = Tokenizing(tokens=True, pieces=True)
+
+
+def test_a_conversation_is_counted_as_it_is_run() -> None:
+    run = prepare(replace(RULES, context_length=1000), tools=[TOOL])
+    counted = tokenize(ALL, messages=[USER], tools=[TOOL])
+    assert counted.count == len(run.tokens)
+    assert counted.tokens == run.tokens
+    assert counted.pieces == tuple(tokenizer().convert_ids_to_tokens(list(run.tokens)))
+    assert tokenize(Tokenizing(), messages=[USER], tools=[TOOL]) == Tokenized(id="r", count=counted.count)
+
+
+def test_a_turn_that_is_not_opened_is_counted_without_its_opening() -> None:
+    opened, bare = (tokenize(Tokenizing(tokens=True, opens_turn=on), messages=[USER]) for on in (True, False))
+    assert 0 < bare.count < opened.count
+    assert opened.tokens[: bare.count] == bare.tokens
+
+
+def test_a_prompt_longer_than_the_context_is_counted() -> None:
+    assert tokenize(Tokenizing(), prompt="word " * 500).count > RULES.context_length
+    assert tokenize(Tokenizing(), prompt="").count == 0
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_what_the_tokenizer_puts_around_a_text_is_put_if_asked_for(special: bool) -> None:
+    wanted = Tokenizing(tokens=True, special=special)
+    assert list(tokenize(wanted, prompt="Hello!").tokens) == tokenizer().encode(
+        "Hello!", add_special_tokens=special
+    )
+
+
+def test_tokens_are_told_as_text() -> None:
+    tokens = tokenizer().encode("Hello, 駅!")
+    assert tokenize(Tokenizing(), tokens=tokens, echo=True).text == tokenizer().decode(tokens)
+    with pytest.raises(RequestError) as caught:
+        tokenize(Tokenizing(), tokens=[1, 99999], source="tokens")
+    assert caught.value.param == "tokens[1]"
+
+
+def test_a_refusal_for_length_tells_its_numbers() -> None:
+    error = refused(messages=[{"role": "user", "content": "word " * 500}])
+    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert error.details["context_length"] == RULES.context_length
+    assert f"resulted in {error.details['prompt_tokens']} tokens" in error.message

@@ -70,8 +70,8 @@ class Kind:
         runs: list[list[int]] = [[]]
         text = ""
         for token in tokens:
-            if token in self.form.signs:
-                text += self.vocabulary.decode(runs[-1]) + self.form.signs[token]
+            if token in self.form.signs.of:
+                text += self.vocabulary.decode(runs[-1]) + self.form.signs.of[token]
                 runs.append([])
             else:
                 runs[-1].append(token)
@@ -79,7 +79,7 @@ class Kind:
 
     def named(self, text: str) -> str:
         """With the names of special tokens in the place of their signs."""
-        for token, sign in self.form.signs.items():
+        for token, sign in self.form.signs.of.items():
             text = text.replace(sign, self.vocabulary.spell(token).decode())
         return text
 
@@ -130,7 +130,7 @@ def by_upstream(tokenizer: TokenizerWrapper, text: str, state: str = CONTENT) ->
 
 def by_splitting(it: Kind, text: str, state: str = CONTENT) -> tuple[str, str]:
     """With every marker taken out, wherever it stands, and then the signs that belong to none."""
-    names = {it.vocabulary.spell(token).decode(): sign for token, sign in it.form.signs.items()}
+    names = {it.vocabulary.spell(token).decode(): sign for token, sign in it.form.signs.of.items()}
     markers = [it.start, it.end, *it.tokenizer.structural_markers]
     named = "|".join(map(re.escape, names)) or "(?!)"
     signed = [re.sub(named, lambda match: names[match[0]], marker) for marker in markers]
@@ -229,7 +229,9 @@ def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[in
     all_thoughts, all_content = by_splitting(it, it.whole(tokens), state)
     ends = [all_content.find(each) + len(each) for each in stop if each in all_content]
     assert pipeline.stopped == bool(ends)
+    assert pipeline.stop_string in (stop if ends else [""])
     if ends:
+        assert all_content.startswith(content + pipeline.stop_string)
         assert all_content.startswith(content)
         assert not any(each in content for each in stop)
         assert all_thoughts.startswith(thoughts)
@@ -283,7 +285,7 @@ def test_half_a_marker_in_plain_text_at_the_end_is_given_out(name: str) -> None:
 @pytest.mark.parametrize("name", ["several", "structural"])
 def test_special_tokens_that_make_no_marker_have_no_text(name: str) -> None:
     it = kind(name)
-    for token in it.form.signs:
+    for token in it.form.signs.of:
         tokens = [*it.encode("a"), token, *it.encode("b"), token]
         assert joined(said(it.open(), tokens)) == ("", "ab")
 

@@ -258,6 +258,9 @@ def test_text_is_cut_at_the_first_stop_string_wherever_its_pieces_end(
             assert any(stop.startswith(held) for stop in stops)
     assert given_out + matcher.rest() == expected
     assert matcher.matched == matched
+    # What it names is the one that stands where the text ends.
+    assert text.startswith(expected + matcher.found)
+    assert matcher.found in (stops if matched else [""])
 
 
 @given(
@@ -290,6 +293,7 @@ def test_a_stop_string_across_tokens_is_never_half_given() -> None:
             break
     assert pipeline.stopped
     assert given_out + pipeline.flush().text == "Fine."
+    assert pipeline.stop_string == "\n\nHuman:"
 
 
 def test_what_only_looked_like_a_stop_string_is_given_out() -> None:
@@ -297,7 +301,7 @@ def test_what_only_looked_like_a_stop_string_is_given_out() -> None:
     pipeline = TextPipeline(Vocabulary(tokenizer), ["ends here!"])
     text = "it ends here?"
     assert "".join(pushed(pipeline, tokenizer.encode(text))) + pipeline.flush().text == text
-    assert not pipeline.stopped
+    assert (pipeline.stopped, pipeline.stop_string) == (False, "")
 
 
 def test_a_stop_string_may_show_itself_only_at_the_end() -> None:

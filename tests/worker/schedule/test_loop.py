@@ -429,6 +429,28 @@ def test_a_requests_own_faults_never_end_the_thread() -> None:
     assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_a_grammar_that_fails_ends_its_row_behind_what_it_has_said_and_no_other(tokens: int) -> None:
+    house = House()
+    house.submit("ill", *range(1, 20), prompt=5)
+    house.submit("well", *range(30, 40), prompt=5)
+    house.engine.ill["ill"] = tokens
+    house.run()
+    assert house.failed("ill")
+    assert house.tokens("ill") == list(range(1, 20))[:tokens]
+    assert house.text("well") == "".join(f"<{token}>" for token in range(30, 40))
+    assert house.reason("well") == "stop"
+
+
+def test_grammars_that_fail_never_end_the_thread() -> None:
+    house = House()
+    for n in range(3 * FAILURES_MAX):
+        house.submit(f"r{n}", 5)
+        house.engine.ill[f"r{n}"] = 0
+    house.run()
+    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
+
+
 # --- back pressure and the end -----------------------------------------------------------------------
 
 

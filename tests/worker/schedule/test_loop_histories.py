@@ -27,7 +27,7 @@ happenings = st.lists(
     st.tuples(
         st.sampled_from(["step", "step", "prefill", "start", "fork"]),
         st.integers(0, 40),
-        st.sampled_from(["fail", "drop", "drop all", "submit"]),
+        st.sampled_from(["fail", "drop", "drop all", "submit", "ill"]),
         st.integers(0, 9),
     ),
     max_size=8,
@@ -85,6 +85,7 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
             "drop": lambda number=number: drop(number),
             "drop all": lambda: drop(None),
             "submit": lambda number=number: submit(requests[number % len(requests)]),
+            "ill": lambda number=number, call=call: house.engine.ill.update({f"r{number}": call}),
         }[what]
     within: list[bool] = []
     house.publish_also = lambda: within.append(pass_time())

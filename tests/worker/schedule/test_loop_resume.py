@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from protocol.messages import Finished
+from protocol.parts import CallDelta
 from tests.worker.engines import END, House, ScriptedEngine, ScriptedPipeline
 from worker.contract import Shape
+from worker.fake.script import Script
 from worker.fake.text import FakePipeline
 
 
@@ -30,7 +32,7 @@ def test_text_that_was_held_back_is_still_there() -> None:
 
 @pytest.mark.parametrize("resumed", [0, 1, 2, 3])
 def test_a_thought_goes_on_where_it_was_and_is_counted_whole(resumed: int) -> None:
-    house = House(pipelines={"a": lambda: FakePipeline(None, think=2)})
+    house = House(pipelines={"a": lambda: FakePipeline(Script(think=2))})
     script = (1, 2, 3)
     house.submit("a", *script, resume=script[:resumed])
     house.run()
@@ -41,6 +43,27 @@ def test_a_thought_goes_on_where_it_was_and_is_counted_whole(resumed: int) -> No
     end = house.end("a")
     assert isinstance(end, Finished)
     assert (end.usage.completion_tokens, end.usage.reasoning_tokens) == (4, 2)
+
+
+@pytest.mark.parametrize("resumed", range(14))
+def test_a_call_goes_on_where_it_was_and_is_told_once(resumed: int) -> None:
+    house = House(pipelines={"a": lambda: FakePipeline(Script(call=2), "a~2")})
+    script = (*range(1, 10), 1, 2, 3, 4)
+    house.submit("a", *script, resume=script[:resumed])
+    house.run()
+    calls = [
+        CallDelta(index=0, id="call_a_0", name="note", arguments='{"words": "'),
+        *(CallDelta(index=0, arguments=f"{word} ") for word in ("wagon", "tender", "駅")),
+        CallDelta(index=0, arguments='🚂 "}'),
+        CallDelta(index=1, id="call_a_1", name="note", arguments='{"words": "'),
+        *(CallDelta(index=1, arguments=f"{word} ") for word in ("rails", "steam", "signal")),
+        CallDelta(index=1, arguments='turntable "}'),
+    ]
+    expected = [[], [], *([call] for call in calls), [], []]
+    assert [delta.calls for delta in house.deltas("a")] == expected[resumed:]
+    texts = ["steam ", "signal ", *[""] * 10, "wagon ", ""]
+    assert [delta.text for delta in house.deltas("a")] == texts[resumed:]
+    assert house.reason("a") == "tool_calls"
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,19 @@
 A row's token depends on its logits, its settings, its seed, its position and the tokens before it: no row
 sees another. Rows that need the same work are drawn together, and none pays for what only another needs.
 
-The order is that of `mlx_lm`: bias, penalties, then top-p, min-p and top-k on the probabilities at
-temperature 1, and only then the temperature.
+The order is that of `mlx_lm`: bias, penalties, what the grammar lets follow, then top-p, min-p and top-k on
+the probabilities at temperature 1, and only then the temperature.
+
+Rows with a grammar are the exception to not waiting: their guides must have seen the token before. So a
+`Drawing` is in two parts. `begin` draws for all other rows; once the tokens before have been read, the guides
+are asked, and `finish` draws for their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -25,6 +30,8 @@ from worker.engine.sampling.distribution import (
     uniforms_at,
 )
 from worker.engine.sampling.forcing import Forced, ThoughtGuard
+from worker.engine.sampling.guiding import Held, Masks
+from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.penalties import Bias, Counts, Penalties, is_penalized
 from worker.engine.sampling.report import Report
 
@@ -42,6 +49,12 @@ class Row:
         self.counts = Counts(tokens, prompt_tokens) if is_penalized(draw) else None
         self._prompt_tokens = prompt_tokens
         self._guard = ThoughtGuard(draw.thoughts, tokens[prompt_tokens:]) if draw.thoughts else None
+        self._held = Held(draw.grammar.open(tokens[prompt_tokens:])) if draw.grammar is not None else None
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the row's next token could not be held to its grammar."""
+        return self._held.failure if self._held else None
 
     @property
     def may_force(self) -> bool:
@@ -51,17 +64,29 @@ class Row:
     def forced(self, position: int) -> Forced | None:
         """The token that must stand at a position of the sequence, if there is one.
 
-        All that was drawn up to the position before the last must have been `seen`.
+        All that was drawn up to the position before the last must have been `seen`; the last may have been.
         """
         index = position - self._prompt_tokens
         if index < len(self.draw.forced):
             return Forced(self.draw.forced[index])
         return self._guard.forced(index) if self._guard else None
 
+    def ask(self, position: int, masks: Masks, place: int) -> None:
+        """Put what the grammar lets stand at a position into a place of `masks`: anything, if one token must.
+
+        All before it must have been `seen`. Called by any thread, by one at a time.
+        """
+        if self._held is None or self.forced(position) is not None:
+            masks.spare(place)
+        else:
+            masks.ask(place, self._held)
+
     def saw(self, token: int) -> None:
         """The next token of the answer has been read."""
         if self._guard:
             self._guard.saw(token)
+        if self._held:
+            self._held.saw(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +104,26 @@ class Sampled:
     def likelihoods(self) -> dict[int, Likelihood]:
         """Of the rows that ask for them, by the row's index in the batch. Waits for the step."""
         return dict(zip(self.reported, self.report.read(), strict=True)) if self.report else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A step that has begun. Lazy: nothing is evaluated.
+
+    `drawn`: the tokens of each group, None where its guides must be asked first. `questions`: what asks them,
+    one of each row: to be called once, in any threads, when all tokens before have been seen.
+    """
+
+    logits: mx.array
+    positions: Sequence[int]
+    fed: mx.array | None
+    drawn: Sequence[mx.array | None]
+    questions: Sequence[Job]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that can be evaluated before it is finished."""
+        return [self.logits, *(tokens for tokens in self.drawn if tokens is not None)]
 
 
 class Sampler:
@@ -103,11 +148,29 @@ class Sampler:
         `fed`: the tokens at the positions before, which the host need not have read; [rows] uint32.
         A row whose logits are not finite gets some token, the others theirs.
         """
-        parts = [group.draw(logits, positions) for group in self._groups]
+        drawing = self.begin(logits, positions, fed)
+        for question in drawing.questions:
+            question()
+        return self.finish(drawing)
+
+    def begin(self, logits: mx.array, positions: Sequence[int], fed: mx.array | None = None) -> Drawing:
+        """As a call, up to where the rows' tokens before must have been seen. One at a time."""
+        drawn = [None if group.is_guided else group.draw(logits, positions) for group in self._groups]
+        vocabulary = logits.shape[-1]
+        questions = [ask for group in self._groups for ask in group.questions(positions, vocabulary)]
+        return Drawing(logits, positions, fed, drawn, questions)
+
+    def finish(self, drawing: Drawing) -> Sampled:
+        """The rest of it, when all its questions have been called."""
+        logits, positions = drawing.logits, drawing.positions
+        parts = [
+            group.draw(logits, positions) if tokens is None else tokens
+            for group, tokens in zip(self._groups, drawing.drawn, strict=True)
+        ]
         tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         if self._places is not None:
             tokens = tokens[self._places]
-        tokens = self._with_forced(tokens, positions, fed)
+        tokens = self._with_forced(tokens, positions, drawing.fed)
         counts = [group.count(tokens) for group in self._groups if group.penalties]
         if not self._reported:
             return Sampled(tokens, counts)
@@ -148,12 +211,14 @@ class _Needs(NamedTuple):
 
     is_penalized: bool
     is_biased: bool
+    is_guided: bool
     filters: Filters | None
 
 
 def _needs(draw: Draw) -> _Needs:
     is_greedy = draw.temperature < TEMPERATURE_MIN or draw.top_k == 1 or draw.top_p <= 0
-    return _Needs(is_penalized(draw), bool(draw.logit_bias), None if is_greedy else filters_of(draw))
+    filters = None if is_greedy else filters_of(draw)
+    return _Needs(is_penalized(draw), bool(draw.logit_bias), draw.grammar is not None, filters)
 
 
 class _Group:
@@ -163,13 +228,26 @@ class _Group:
         chosen = [rows[index] for index in members]
         draws = [row.draw for row in chosen]
         self.members = members
+        self.is_guided = needs.is_guided
         self.penalties: Penalties | None = None
         if needs.is_penalized:
             self.penalties = Penalties(draws, [row.counts for row in chosen if row.counts])
         self._bias = Bias(draws) if needs.is_biased else None
+        self._rows = chosen
+        self._masks = Masks(len(chosen)) if needs.is_guided else None
         self._seeds = [row.seed for row in chosen]
         self._chosen = mx.array(members, mx.uint32) if len(members) < len(rows) else None
         self._distribution = Distribution(needs.filters, draws) if needs.filters else None
+
+    def questions(self, positions: Sequence[int], vocabulary: int) -> list[Job]:
+        """See `Drawing`."""
+        if self._masks is None:
+            return []
+        self._masks.clear(vocabulary)
+        return [
+            partial(row.ask, positions[index], self._masks, place)
+            for place, (index, row) in enumerate(zip(self.members, self._rows, strict=True))
+        ]
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """The tokens of the group's rows, in the order of `members`, from the logits of the whole batch."""
@@ -181,6 +259,12 @@ class _Group:
             logits = self._bias(logits)
         if self.penalties:
             logits = self.penalties(logits)
+        mask = self._masks.gather() if self._masks else None
+        if mask is None:
+            return self._drawn(logits, positions)
+        return mask.keep(self._drawn(mask.apply(logits), positions))
+
+    def _drawn(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         if not self._distribution:
             return most_likely(logits)
         keys = [(seed, positions[index]) for seed, index in zip(self._seeds, self.members, strict=True)]

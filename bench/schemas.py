@@ -1,0 +1,141 @@
+"""What `bench.grammars` holds answers to: seeded JSON schemas, by llguidance, at a vocabulary as wide as
+Qwen3's.
+
+No vocabulary of that size can be had without a hub, so the tests' own is merged on: each new token is two
+others. Random as they are, to a grammar they look like text: whole words, tails, punctuation.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from bench.models import VOCABULARY_WIDE
+from tests.models.fixtures import model_folder
+from tests.models.tokenizer import END_OF_TURN
+
+TOKEN_CHARACTERS_MAX = 14
+# fmt: off
+_NAMES = (
+    "name", "age", "email", "street", "city", "tags", "price", "count", "kind", "status", "created", "items",
+    "owner", "level", "note", "code",
+)
+_WORDS = (
+    "red", "green", "blue", "alpha", "beta", "gamma", "delta", "north", "south", "east", "west", "open",
+)
+# fmt: on
+_PATTERNS = ("^[A-Z]{3}-[0-9]{4}$", "^[a-z]+(_[a-z]+)*$", "^#[0-9a-f]{6}$")
+_FORMATS = ("date", "date-time", "uuid", "email")
+
+
+def wide_tokenizer() -> LLTokenizer:
+    """As llguidance has it, `VOCABULARY_WIDE` tokens with its usual slices. Takes two seconds."""
+    whole = json.loads((model_folder("dense") / "tokenizer.json").read_text())
+    vocabulary: dict[str, int] = whole["model"]["vocab"]
+    added = whole["added_tokens"]
+    first = VOCABULARY_WIDE - len(added)
+    _merge_on(vocabulary, whole["model"]["merges"], first)
+    for number, token in enumerate(added):
+        token["id"] = first + number
+    end = next(token["id"] for token in added if token["content"] == END_OF_TURN)
+    return LLTokenizer(json.dumps(whole), eos_token=end)
+
+
+def _merge_on(vocabulary: dict[str, int], merges: list[list[str]], size: int) -> None:
+    draw = random.Random(0)
+    pieces = list(vocabulary)
+    tails = [piece for piece in pieces if piece.isascii() and piece.isalpha()]
+    while len(vocabulary) < size:
+        pair = [draw.choice(pieces), draw.choice(tails)]
+        piece = "".join(pair)
+        if len(piece) <= TOKEN_CHARACTERS_MAX and piece not in vocabulary:
+            vocabulary[piece] = len(vocabulary)
+            merges.append(pair)
+            pieces.append(piece)
+
+
+def random_schema(seed: int, depth: int = 2) -> dict[str, Any]:
+    """An object of three to seven properties, nested so deep; its strings and lists have an end."""
+    return _object(random.Random(seed), depth)
+
+
+def _object(draw: random.Random, depth: int) -> dict[str, Any]:
+    names = draw.sample(_NAMES, draw.randint(3, 7))
+    return {
+        "type": "object",
+        "properties": {name: _value(draw, depth) for name in names},
+        "required": names[: draw.randint(1, len(names))],
+        "additionalProperties": False,
+    }
+
+
+def _value(draw: random.Random, depth: int) -> dict[str, Any]:
+    kinds = ["text", "text", "choice", "integer", "number", "boolean", "pattern", "format"]
+    match draw.choice(kinds + ["list", "object"] * (depth > 0)):
+        case "text":
+            return {"type": "string", "maxLength": draw.randint(8, 40)}
+        case "choice":
+            return {"enum": [f"{word}{draw.randint(0, 99)}" for word in draw.sample(_WORDS, 5)]}
+        case "pattern":
+            return {"type": "string", "pattern": draw.choice(_PATTERNS)}
+        case "format":
+            return {"type": "string", "format": draw.choice(_FORMATS)}
+        case "list":
+            return {"type": "array", "items": _value(draw, depth - 1), "minItems": 1, "maxItems": 5}
+        case "object":
+            return _object(draw, depth - 1)
+        case kind:
+            return {"type": kind}
+
+
+@dataclass
+class Costs:
+    """Microseconds of the guides' work: for each mask, the token that was seen before it included."""
+
+    masks: list[float] = field(default_factory=list)
+
+
+@dataclass
+class EndlessGuide:
+    """`contract.Guide`. When its answer is whole the next one begins, so a row can be measured for ever."""
+
+    matcher: LLMatcher
+    costs: Costs
+    _seen_s: float = 0.0
+
+    def saw(self, token: int) -> None:
+        began = time.perf_counter()
+        assert self.matcher.consume_token(token), self.matcher.get_error()
+        if self.matcher.is_stopped():
+            self.matcher.reset()
+        self._seen_s += time.perf_counter() - began
+
+    def fill(self, mask: memoryview) -> bool:
+        began = time.perf_counter()
+        self.matcher.unsafe_compute_mask_ptr(np.frombuffer(mask, np.uint32).ctypes.data, mask.nbytes)
+        self.costs.masks.append(1e6 * (self._seen_s + time.perf_counter() - began))
+        self._seen_s = 0.0
+        return True
+
+
+@dataclass(frozen=True)
+class SchemaGrammar:
+    """`contract.Grammar`."""
+
+    tokenizer: LLTokenizer
+    schema: dict[str, Any]
+    costs: Costs
+
+    def open(self, answered: Sequence[int]) -> EndlessGuide:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(self.schema))
+        guide = EndlessGuide(LLMatcher(self.tokenizer, grammar), self.costs)
+        for token in answered:
+            guide.saw(token)
+        return guide

@@ -1,0 +1,167 @@
+"""What an answer must be, by whichever name a client knows: body -> `Form`.
+
+OpenAI's `response_format`, vLLM's `structured_outputs`, and the `guided_*` that it had before. Only the shape
+is checked here: what a schema or a grammar means, its worker knows. A schema stays the text that it came as,
+for as long as its request waits: parsed it takes up to thirty times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from broker.dialects.body import encode, refuse
+from broker.dialects.parameters import Parameters
+from protocol.errors import Code, RequestError
+from protocol.parts import Form
+
+_ABSENT = (b"", b"null")
+
+_object: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_string: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
+
+T = TypeVar("T", str, list[str])
+
+
+class JsonSchema(Struct):
+    """`strict` and `name` change nothing: a schema is always enforced."""
+
+    schema: Raw = Raw()
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`schema` beside a `json_object` is what llama.cpp, and others after it, take."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    schema: Raw = Raw()
+
+
+class StructuredOutputs(Struct):
+    """vLLM's: what is asked for, one of the first six, and how it is to be taken."""
+
+    json: Raw = Raw()
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Raw = Raw()
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
+class FormParameters(Parameters, kw_only=True):
+    """What is read of every body whose answer may be held to a form."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = Raw()
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: Raw = Raw()
+
+
+def form_of(body: FormParameters) -> Form | None:
+    """The one form that is asked for. Raises `RequestError` naming the parameter at fault."""
+    _refuse_unserved(body)
+    forms = [*_openai(body.response_format), *_vllm(body.structured_outputs), *_guided(body)]
+    if len(forms) > 1:
+        message = f"'{forms[1].param}' cannot be had together with '{forms[0].param}'."
+        raise RequestError(Code.INVALID_REQUEST, message, param=forms[1].param)
+    return forms[0] if forms else None
+
+
+def _refuse_unserved(body: FormParameters) -> None:
+    told = body.structured_outputs or StructuredOutputs()
+    if body.response_format is not None and body.response_format.type == "structural_tag":
+        raise refuse("response_format.type", "can be 'text', 'json_object' or 'json_schema' here")
+    tags = {"structural_tag": body.structural_tag, "structured_outputs.structural_tag": told.structural_tag}
+    for name, tag in tags.items():
+        if _is_given(tag):
+            raise refuse(name, "is not served here: tags in the middle of a text are not enforced")
+    unserved = {
+        "structured_outputs.whitespace_pattern": told.whitespace_pattern,
+        "structured_outputs.disable_any_whitespace": told.disable_any_whitespace,
+        "structured_outputs.disable_additional_properties": told.disable_additional_properties,
+        "guided_whitespace_pattern": body.guided_whitespace_pattern,
+    }
+    for name, wish in unserved.items():
+        if wish:
+            raise refuse(name, "is not served here: say it in the schema, or leave it to the model")
+
+
+def _openai(wanted: ResponseFormat | None) -> Iterator[Form]:
+    if wanted is None or wanted.type == "text":
+        return
+    if wanted.type == "json_object" and not _is_given(wanted.schema):
+        yield Form(kind="json_object", param="response_format")
+        return
+    place, schema = "response_format.schema", wanted.schema
+    if wanted.type == "json_schema" and (wanted.json_schema is not None or not _is_given(schema)):
+        described = wanted.json_schema or JsonSchema()
+        place, schema = "response_format.json_schema.schema", described.schema
+    yield Form(kind="json_schema", text=schema_text(place, schema), param=place)
+
+
+def _vllm(told: StructuredOutputs | None) -> Iterator[Form]:
+    if told is None:
+        return
+    yield from _texts("structured_outputs.", told.json, told.regex, told.choice, told.grammar)
+    if told.json_object:
+        yield Form(kind="json_object", param="structured_outputs.json_object")
+
+
+def _guided(body: FormParameters) -> Iterator[Form]:
+    given = body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
+    yield from _texts("guided_", *given)
+
+
+def _texts(
+    before: str, schema: Raw, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Iterator[Form]:
+    """`before`: what the names of the four begin with."""
+    if _is_given(schema):
+        place = f"{before}json"
+        yield Form(kind="json_schema", text=schema_text(place, schema, or_text=True), param=place)
+    if choice is not None:
+        place = f"{before}choice"
+        yield Form(kind="choice", text=encode(_filled(place, choice)).decode(), param=place)
+    for name, kind, text in (("regex", "regex", regex), ("grammar", "lark", grammar)):
+        if text is not None:
+            yield Form(kind=kind, text=_filled(before + name, text), param=before + name)
+
+
+def _is_given(value: Raw) -> bool:
+    return bytes(value) not in _ABSENT
+
+
+def schema_text(param: str, schema: Raw, *, or_text: bool = False) -> str:
+    """The text of a schema; `or_text`: which may have come as a string. Raises `RequestError` for what is no
+    JSON object."""
+    if not _is_given(schema):
+        raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
+    try:
+        written = bytes(schema)
+        if or_text and written[:1] == b'"':
+            written = _string.decode(written).encode()
+        _object.decode(written)
+        return written.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        why = f"must be a JSON schema, written as an object: {error}"
+    except RecursionError:
+        why = "is nested too deeply"
+    raise RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)
+
+
+def _filled(param: str, value: T) -> T:
+    if not value:
+        raise RequestError(Code.INVALID_REQUEST, f"'{param}' must not be empty.", param=param)
+    return value

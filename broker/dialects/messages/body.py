@@ -1,0 +1,315 @@
+"""The body of Anthropic's messages: types, and what is checked before a worker is asked.
+
+Unknown fields are skipped, `cache_control` and what only Anthropic's own servers understand among them, and
+null means absent. A content block of unknown type is refused: what a client wants to be read is not dropped
+unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from broker.dialects.body import check_range, decode
+from broker.dialects.parameters import (
+    CACHE_SALT_CHARACTERS_MAX,
+    STOP_STRING_CHARACTERS_MAX,
+    STOP_STRINGS_MAX,
+)
+from broker.dialects.tools import NAME_CHARACTERS_MAX
+from protocol.errors import Code, RequestError
+
+THINKING_TOKENS_MAX = 2**31
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 1),
+    "top_p": (0, 1),
+    "top_k": (0, 2**31),
+    "seed": (-(2**63), 2**63 - 1),
+    "priority": (-(2**31), 2**31 - 1),
+}
+
+
+# --- content -----------------------------------------------------------------------------------------
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ImageSource(Struct):
+    """Of type `base64`, or `url`."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    source: ImageSource
+
+
+class DocumentSource(Struct):
+    """Of type `text`, or `content`."""
+
+    type: str
+    data: str | None = None
+    content: str | list[TextBlock | ImageBlock] | None = None
+
+
+class DocumentBlock(Struct, tag_field="type", tag="document"):
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
+    content: list[TextBlock]
+    title: str | None = None
+    source: str | None = None
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    name: str
+    id: str
+    input: dict[str, Any] | None = None
+
+
+class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
+    """A tool that a search among tools has found; its definition is in the body like any other."""
+
+    tool_name: str
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: (
+        str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None
+    ) = None
+    is_error: bool | None = None
+
+
+# What Anthropic's own servers have written, and only they can read: passed over.
+
+
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    pass
+
+
+class CompactionBlock(Struct, tag_field="type", tag="compaction"):
+    pass
+
+
+class ServerToolUseBlock(Struct, tag_field="type", tag="server_tool_use"):
+    pass
+
+
+class WebSearchBlock(Struct, tag_field="type", tag="web_search_tool_result"):
+    pass
+
+
+class WebFetchBlock(Struct, tag_field="type", tag="web_fetch_tool_result"):
+    pass
+
+
+class CodeExecutionBlock(Struct, tag_field="type", tag="code_execution_tool_result"):
+    pass
+
+
+class BashExecutionBlock(Struct, tag_field="type", tag="bash_code_execution_tool_result"):
+    pass
+
+
+class TextEditorBlock(Struct, tag_field="type", tag="text_editor_code_execution_tool_result"):
+    pass
+
+
+class ToolSearchBlock(Struct, tag_field="type", tag="tool_search_tool_result"):
+    pass
+
+
+class McpToolUseBlock(Struct, tag_field="type", tag="mcp_tool_use"):
+    pass
+
+
+class McpToolResultBlock(Struct, tag_field="type", tag="mcp_tool_result"):
+    pass
+
+
+class ContainerUploadBlock(Struct, tag_field="type", tag="container_upload"):
+    pass
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | RedactedThinkingBlock
+    | CompactionBlock
+    | ServerToolUseBlock
+    | WebSearchBlock
+    | WebFetchBlock
+    | CodeExecutionBlock
+    | BashExecutionBlock
+    | TextEditorBlock
+    | ToolSearchBlock
+    | McpToolUseBlock
+    | McpToolResultBlock
+    | ContainerUploadBlock
+)
+
+
+class Message(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block] | None = None
+
+
+# --- the rest ----------------------------------------------------------------------------------------
+
+
+class Tool(Struct):
+    """Tools of other types than custom run on Anthropic's servers, or have their schema there: not
+    offered."""
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        return self.type in (None, "custom")
+
+
+class ToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct):
+    """`adaptive`, and what is not known, leave it to the model."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Prompt(Struct, kw_only=True):
+    """What a prompt is made of: all that is read of a body whose tokens are counted."""
+
+    messages: list[Message]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def thought_tokens_max(self) -> int | None:
+        """How many tokens a thought may have."""
+        thinking = self.thinking
+        return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+
+
+class Body(Prompt, kw_only=True):
+    """`output_format` is the earlier place of `output_config.format`. `seed`, `priority`, `cache_salt` and
+    `cache_pin` are extensions, the same as in OpenAI's dialects."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    output_format: OutputFormat | None = None
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    cache_pin: bool | None = None
+
+
+_body_decoder = msgspec.json.Decoder(Body)
+_prompt_decoder = msgspec.json.Decoder(Prompt)
+
+
+def read(raw: bytes) -> Body:
+    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    body = decode(_body_decoder, raw)
+    _check_prompt(body)
+    check_range("max_tokens", body.max_tokens, 1, 2**31)
+    for name, (low, high) in _RANGES.items():
+        check_range(name, getattr(body, name), low, high)
+    _check_stop(body.stop_sequences or [])
+    if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
+        raise _wrong("cache_salt", f"can have at most {CACHE_SALT_CHARACTERS_MAX} characters")
+    return body
+
+
+def read_prompt(raw: bytes) -> Prompt:
+    """The same for a body whose tokens are to be counted: what else is in it plays no part."""
+    prompt = decode(_prompt_decoder, raw)
+    _check_prompt(prompt)
+    return prompt
+
+
+def _check_prompt(prompt: Prompt) -> None:
+    if not prompt.messages:
+        raise _wrong("messages", "must not be empty")
+    for index, tool in enumerate(prompt.tools or []):
+        if tool.is_custom and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
+            raise _wrong(f"tools[{index}].name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
+    _check_choice(prompt)
+    thinking = prompt.thinking
+    if thinking is not None and thinking.type == "enabled":
+        if thinking.budget_tokens is None:
+            raise _wrong("thinking.budget_tokens", "is required where thinking is enabled")
+        check_range("thinking.budget_tokens", thinking.budget_tokens, 1, THINKING_TOKENS_MAX)
+
+
+def _check_choice(prompt: Prompt) -> None:
+    choice = prompt.tool_choice
+    if choice is None or choice.type not in ("any", "tool"):
+        return
+    names = {tool.name for tool in prompt.tools or [] if tool.is_custom}
+    if not names:
+        raise _wrong("tool_choice", "asks for a call, and there are no 'tools' that could be called")
+    if choice.type == "tool" and choice.name not in names:
+        named = repr((choice.name or "")[:64])
+        raise _wrong("tool_choice.name", f"is {named}, and there is no such tool among the 'tools'")
+
+
+def _check_stop(strings: list[str]) -> None:
+    if len(strings) > STOP_STRINGS_MAX:
+        raise _wrong("stop_sequences", f"can hold at most {STOP_STRINGS_MAX} strings")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX:
+            limit = f"must have 1 to {STOP_STRING_CHARACTERS_MAX} characters"
+            raise _wrong(f"stop_sequences[{index}]", limit)
+
+
+def _wrong(param: str, why: str) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)

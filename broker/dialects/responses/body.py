@@ -1,0 +1,107 @@
+"""The body of OpenAI's responses: types, and what is checked before a worker is asked."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from broker.dialects.body import check_range, decode, refuse
+from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check
+from protocol.errors import Code, RequestError
+
+LOGPROBS = "message.output_text.logprobs"
+SEALED_THOUGHTS = "reasoning.encrypted_content"
+
+_ELSEWHERE = {
+    "background": "can only be false here: an answer is given to the client that waits for it",
+    "conversation": "is not served here: send the items, or 'previous_response_id'",
+    "prompt": "is not served here: no templates of prompts are kept; send their text",
+}
+
+
+class Format(Struct):
+    """`strict` and `name` change nothing: a schema is always enforced."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    schema: Raw = Raw()
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class Text(Struct):
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Struct):
+    """`summary`: in whichever length; `generate_summary` is what it was called before."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+    @property
+    def is_summarized(self) -> bool:
+        return (self.summary or self.generate_summary or "none") != "none"
+
+
+class Body(Parameters, kw_only=True):
+    """What is read of the body, beside what the dialects share. What is not read is skipped."""
+
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many of the likeliest tokens are to be told beside each; None: nothing is."""
+        asked = LOGPROBS in (self.include or ()) or self.top_logprobs
+        return (self.top_logprobs or 0) if asked else None
+
+    @property
+    def is_sealed(self) -> bool:
+        """Thoughts are to come in a form that a client can send back."""
+        return SEALED_THOUGHTS in (self.include or ())
+
+
+_decoder = msgspec.json.Decoder(Body)
+
+
+def read(raw: bytes) -> Body:
+    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    body = decode(_decoder, raw)
+    for name, why in _ELSEWHERE.items():
+        if getattr(body, name):
+            raise refuse(name, why)
+    if body.input is None:
+        raise RequestError(Code.INVALID_REQUEST, "'input' is required.", param="input")
+    check(body)
+    check_range("max_output_tokens", body.max_output_tokens, 1, 2**31)
+    check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)
+    check_range("max_tool_calls", body.max_tool_calls, 1, 2**31)
+    check_range("thinking_budget", body.thinking_budget, 1, 2**31)
+    return body

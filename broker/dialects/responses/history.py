@@ -1,0 +1,103 @@
+"""What a request answers to: the conversation it goes on from, and its own items, references resolved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.dialects.body import encode
+from broker.dialects.responses.body import Body
+from broker.dialects.responses.items import Item, Placed, kind_of
+from broker.dialects.responses.store import Kept, Piece, Store
+from protocol.errors import Code, RequestError
+
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{24})_i?[0-9]+")
+
+
+def response_id(stem: str) -> str:
+    """The id of a response, whose items have the same stem in theirs."""
+    return f"resp_{stem}"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """`before`: the conversation up to here, as it is kept. `items`: this request's own."""
+
+    before: tuple[Piece, ...]
+    items: Sequence[Item]
+    is_text: bool = False
+
+    def placed(self) -> list[Placed]:
+        """All items in order, each with its place in the body."""
+        earlier: list[Placed] = [("previous_response_id", item) for p in self.before for item in p.items()]
+        if self.is_text:
+            return [*earlier, *(("input", item) for item in self.items)]
+        return [*earlier, *((f"input[{index}]", item) for index, item in enumerate(self.items))]
+
+
+def recall(body: Body, store: Store, owner: bytes, *, bytes_max: int) -> History:
+    """`bytes_max`: of all that is not in the body. Raises `RequestError`: something is not kept here, belongs
+    to another key, or there is too much of it."""
+    before: tuple[Piece, ...] = ()
+    used = 0
+    if body.previous_response_id:
+        previous = _previous(store, owner, body.previous_response_id)
+        before, used = previous.pieces, previous.conversation_bytes
+        _check_size(used, bytes_max)
+    if body.input is None or isinstance(body.input, str):
+        return History(before, [{"role": "user", "content": body.input or ""}], is_text=True)
+    return History(before, list(_resolved(body.input, _Shelf(store, owner), used, bytes_max)))
+
+
+def _previous(store: Store, owner: bytes, id: str) -> Kept:
+    try:
+        return store.get(owner, id)
+    except RequestError as error:
+        code, param = Code.PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"
+        raise RequestError(code, f"Previous response: {error.message}", param=param) from None
+
+
+def _resolved(
+    items: Sequence[dict[str, Any]], shelf: _Shelf, used: int, bytes_max: int
+) -> Iterator[dict[str, Any]]:
+    for index, item in enumerate(items):
+        if kind_of(item) != "item_reference":
+            yield item
+            continue
+        found = shelf.item(str(item.get("id")), f"input[{index}].id")
+        used += len(encode(found))
+        _check_size(used, bytes_max)
+        yield found
+
+
+class _Shelf:
+    """What one request looks up: each response is decoded once."""
+
+    def __init__(self, store: Store, owner: bytes) -> None:
+        self._store = store
+        self._owner = owner
+        self._known: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def item(self, id: str, param: str) -> dict[str, Any]:
+        stem = of[1] if (of := _ITEM_ID.fullmatch(id)) else ""
+        if stem not in self._known:
+            self._known[stem] = self._items(stem)
+        if (found := self._known[stem].get(id)) is None:
+            message = f"Item with id {id[:128]!r} not found: its response was never kept, or is not any more."
+            raise RequestError(Code.RESPONSE_NOT_FOUND, message, param=param)
+        return found
+
+    def _items(self, stem: str) -> dict[str, dict[str, Any]]:
+        try:
+            pieces = self._store.get(self._owner, response_id(stem)).pieces[-2:]
+        except RequestError:
+            return {}
+        return {str(item.get("id")): item for piece in pieces for item in piece.items()}
+
+
+def _check_size(used: int, bytes_max: int) -> None:
+    if used > bytes_max:
+        message = f"The conversation to go on from has {used} bytes, and at most {bytes_max} are taken."
+        raise RequestError(Code.REQUEST_TOO_LARGE, message)

@@ -1,0 +1,255 @@
+"""The items of a conversation -> messages as chat has them, so that both make the same prompt.
+
+What the model has said in one go is one message there and several items here: a thought, texts and calls.
+Items of built-in tools that nobody has run here say nothing to our models and are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from broker.dialects.body import convert
+from broker.dialects.responses.sealing import unseal
+from broker.dialects.responses.tools import flat_name
+from protocol.errors import Code, RequestError
+
+Item = Mapping[str, Any]
+
+PASSED_OVER = frozenset(
+    {
+        "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call",
+        "compaction", "compaction_trigger", "computer_call", "computer_call_output", "configuration_update",
+        "file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output",
+        "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program",
+        "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
+        "web_search_call",
+    }
+)  # fmt: skip
+
+_OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+class _Message(Struct):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[dict[str, Any]] | None = None
+    id: str | None = None
+
+
+class _Call(Struct):
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    id: str | None = None
+
+
+class _CustomCall(Struct):
+    """Of a tool that takes text as it is."""
+
+    call_id: str
+    name: str
+    input: str = ""
+    namespace: str | None = None
+    id: str | None = None
+
+
+class _Output(Struct):
+    call_id: str
+    output: str | list[dict[str, Any]] | None = None
+
+
+class _Text(Struct):
+    text: str = ""
+
+
+class _Thought(Struct):
+    """What was thought, as far as it can be read: sealed, in full, or summed up."""
+
+    encrypted_content: str | None = None
+    content: list[_Text] | None = None
+    summary: list[_Text] | None = None
+    id: str | None = None
+
+    def read(self) -> str:
+        """Empty where nothing of it can be read: another server's model has thought it."""
+        if self.encrypted_content and (thought := unseal(self.encrypted_content)) is not None:
+            return thought
+        return "\n\n".join(part.text for part in self.content or self.summary or [])
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Text from several items. Those of one response go on where the last one ended."""
+
+    text: str = ""
+    last: str = ""
+
+    def add(self, text: str, id: str | None) -> None:
+        if not text:
+            return
+        ours = _OURS.fullmatch(id or "")
+        response = ours[1] if ours else ""
+        if self.text and not (response and response == self.last):
+            self.text += "\n\n"
+        self.text += text
+        self.last = response
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What the model has said between two words of others."""
+
+    thought: _Pieces = field(default_factory=_Pieces)
+    content: _Pieces = field(default_factory=_Pieces)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> dict[str, Any]:
+        return {
+            "role": "assistant",
+            "content": self.content.text,
+            "reasoning_content": self.thought.text,
+            "tool_calls": self.calls,
+        }
+
+
+Placed = tuple[str, Item]
+"""An item, and where in the body it stands: `input[2]`."""
+
+
+def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
+    """As chat has them. Raises `RequestError` naming what is wrong with an item."""
+    spoken: list[_Turn | dict[str, Any]] = []
+    for place, item in items:
+        kind = kind_of(item)
+        if kind in PASSED_OVER:
+            continue
+        if not _is_said(kind, item):
+            spoken.append(_heard(kind, item, place))
+            continue
+        turn = spoken[-1] if spoken else None
+        if not isinstance(turn, _Turn):
+            turn = _Turn()
+            spoken.append(turn)
+        _say(turn, kind, item, place)
+    return [one.message() if isinstance(one, _Turn) else one for one in spoken]
+
+
+def kind_of(item: Item) -> str:
+    """Its type; messages and references may come without one."""
+    if kind := item.get("type"):
+        return str(kind)
+    return "item_reference" if "role" not in item and "id" in item else "message"
+
+
+def _is_said(kind: str, item: Item) -> bool:
+    """By the model."""
+    if kind == "message":
+        return item.get("role") == "assistant"
+    return kind in ("function_call", "custom_tool_call", "reasoning")
+
+
+def _say(turn: _Turn, kind: str, item: Item, place: str) -> None:
+    match kind:
+        case "reasoning":
+            thought = convert(item, _Thought, place)
+            turn.thought.add(thought.read(), thought.id)
+        case "function_call":
+            call = convert(item, _Call, place)
+            turn.calls.append(_called(call, call.arguments))
+        case "custom_tool_call":
+            custom = convert(item, _CustomCall, place)
+            turn.calls.append(_called(custom, {"input": custom.input}))
+        case _:
+            said = convert(item, _Message, place)
+            turn.content.add(_text(said.content, f"{place}.content"), said.id)
+
+
+def _called(call: _Call | _CustomCall, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    function = {"name": flat_name(call.namespace, call.name), "arguments": arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _heard(kind: str, item: Item, place: str) -> dict[str, Any]:
+    if kind == "message":
+        message = convert(item, _Message, place)
+        return {"role": message.role, "content": _content(message.content, f"{place}.content")}
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = convert(item, _Output, place)
+        content = _content(output.output, f"{place}.output")
+        return {"role": "tool", "tool_call_id": output.call_id, "content": content}
+    raise _wrong(f"{place}.type", f"there are no items of type {kind[:64]!r}")
+
+
+# --- content -----------------------------------------------------------------------------------------
+
+
+def _content(content: str | list[dict[str, Any]] | None, place: str) -> str | list[dict[str, Any]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
+
+
+def _text(content: str | list[dict[str, Any]] | None, place: str) -> str:
+    """Of the model's own messages, which have no images."""
+    parts = _content(content, place)
+    if isinstance(parts, str):
+        return parts
+    for index, part in enumerate(parts):
+        if part["type"] != "text":
+            raise _wrong(f"{place}[{index}]", "an assistant's message holds text")
+    return "\n".join(part["text"] for part in parts if part["text"])
+
+
+def _part(part: Item, place: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind == "input_image":
+        return _image(part, place)
+    if kind not in _TEXTS:
+        if kind in ("input_file", "input_audio"):
+            message = f"'{place}': parts of type {kind!r} are not served here: send text, or an image."
+            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
+        raise _wrong(place, f"there are no parts of type {str(kind)[:64]!r}")
+    text = part.get(_TEXTS[kind])
+    if not isinstance(text, str | None):
+        raise _wrong(f"{place}.{_TEXTS[kind]}", "must be a string")
+    return {"type": "text", "text": text or ""}
+
+
+def _image(part: Item, place: str) -> dict[str, Any]:
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, dict) else url  # as chat has it
+    if not isinstance(url, str):
+        raise _wrong(f"{place}.image_url", "is required: no files are kept here to take an image from")
+    return {"type": "image_url", "image_url": url, "param": place}
+
+
+def _wrong(place: str, why: str) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, f"'{place}': {why}.", param=place)
+
+
+# --- as they are listed ------------------------------------------------------------------------------
+
+
+def listed(items: Sequence[Item], stem: str) -> list[dict[str, Any]]:
+    """What a client has sent, as it is kept and told: every item with a type and an id of its own, which
+    begins with `stem`, every message with parts."""
+    return [_listed(item, f"{stem}_i{number}") for number, item in enumerate(items)]
+
+
+def _listed(item: Item, id: str) -> dict[str, Any]:
+    kind = kind_of(item)
+    whole = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{id}"}
+    if kind == "message" and isinstance(content := item.get("content") or "", str):
+        by_assistant = item.get("role") == "assistant"
+        part = {"type": "output_text", "annotations": []} if by_assistant else {"type": "input_text"}
+        whole["content"] = [{**part, "text": content}]
+    return whole if kind == "reasoning" else {"status": "completed", **whole}
+
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}

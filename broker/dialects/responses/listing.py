@@ -1,0 +1,49 @@
+"""The input items of a response, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protocol.errors import Code, RequestError
+
+PAGE_ITEMS, PAGE_ITEMS_MAX = 20, 100
+
+
+def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """`items`: all, the eldest first. `query`: `order`, `after`, `before`, `limit`, as OpenAI has them.
+
+    Raises `RequestError` naming what is wrong with one of them.
+    """
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise _wrong("order", "can be 'asc' or 'desc'")
+    limit = _limit(query.get("limit", str(PAGE_ITEMS)))
+    ordered = list(items if order == "asc" else reversed(items))
+    first = 1 + _index(ordered, "after", query["after"]) if "after" in query else 0
+    last = _index(ordered, "before", query["before"]) if "before" in query else len(ordered)
+    shown = ordered[first:last][:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": first + len(shown) < last,
+    }
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= PAGE_ITEMS_MAX):
+        raise _wrong("limit", f"must be between 1 and {PAGE_ITEMS_MAX}")
+    return int(text)
+
+
+def _index(items: Sequence[dict[str, Any]], name: str, id: str) -> int:
+    for index, item in enumerate(items):
+        if item["id"] == id:
+            return index
+    raise _wrong(name, f"names no item of this response: {id[:128]!r}")
+
+
+def _wrong(name: str, why: str) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, f"'{name}' {why}.", param=name)

@@ -1,0 +1,217 @@
+"""The items of an answer as they grow: a thought, a message, a call, one after another.
+
+What the worker's channels bring makes events; the items that have ended are the document. So a stream and a
+document cannot differ. Each event is without its number, which whoever sends it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from broker.dialects.logprobs import entries
+from broker.dialects.responses.sealing import seal
+from protocol.parts import CallDelta, Delta, Likelihood
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How an answer is to look.
+
+    `summarized`: thoughts are told as summaries of themselves, since clients that ask for summaries show
+    nothing else. `sealed`: also in a form that can be sent back. `namespaces`: of the functions that were
+    offered under two names in one, these names.
+    """
+
+    summarized: bool = False
+    sealed: bool = False
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+class _Open(Protocol):
+    """The item that grows now."""
+
+    def opened(self) -> Iterator[Event]: ...
+
+    def closed(self, status: str) -> Iterator[Event]:
+        """The last event has the item."""
+
+
+class _Item:
+    prefix = ""
+
+    def __init__(self, stem: str, index: int) -> None:
+        self.id = f"{self.prefix}_{stem}_{index}"
+        self.place = {"item_id": self.id, "output_index": index}
+        self._index = index
+
+    def _added(self, item: dict[str, Any]) -> Event:
+        return {"type": "response.output_item.added", "output_index": self._index, "item": item}
+
+    def _done(self, item: dict[str, Any]) -> Event:
+        return {"type": "response.output_item.done", "output_index": self._index, "item": item}
+
+
+class _Message(_Item):
+    prefix = "msg"
+
+    def __init__(self, stem: str, index: int) -> None:
+        super().__init__(stem, index)
+        self.place["content_index"] = 0
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        said = {"role": "assistant", "content": content}
+        return {"id": self.id, "type": "message", "status": status, **said}
+
+    def opened(self) -> Iterator[Event]:
+        yield self._added(self._item("in_progress", []))
+        yield {"type": "response.content_part.added", **self.place, "part": _text_part("", [])}
+
+    def grow(self, text: str, likelihoods: Sequence[Likelihood]) -> Event:
+        self._texts.append(text)
+        logprobs = entries(likelihoods)
+        self._logprobs += logprobs
+        return {"type": "response.output_text.delta", **self.place, "delta": text, "logprobs": logprobs}
+
+    def closed(self, status: str) -> Iterator[Event]:
+        text, logprobs = "".join(self._texts), self._logprobs
+        part = _text_part(text, logprobs)
+        yield {"type": "response.output_text.done", **self.place, "text": text, "logprobs": logprobs}
+        yield {"type": "response.content_part.done", **self.place, "part": part}
+        yield self._done(self._item(status, [part]))
+
+
+def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class _Thought(_Item):
+    """In full, or told as its own summary."""
+
+    prefix = "rs"
+
+    def __init__(self, stem: str, index: int, style: Style) -> None:
+        super().__init__(stem, index)
+        self._style = style
+        self._texts: list[str] = []
+        if style.summarized:
+            self.place["summary_index"] = 0
+            self._kind, self._text_event = "summary_text", "response.reasoning_summary_text"
+            self._part_event = "response.reasoning_summary_part"
+        else:
+            self.place["content_index"] = 0
+            self._kind, self._text_event = "reasoning_text", "response.reasoning_text"
+            self._part_event = "response.content_part"
+
+    def _item(self, status: str, parts: list[dict[str, Any]], sealed: str | None) -> dict[str, Any]:
+        told = {"summary": parts} if self._style.summarized else {"summary": [], "content": parts}
+        item = {"id": self.id, "type": "reasoning", "status": status, **told}
+        return item if sealed is None else item | {"encrypted_content": sealed}
+
+    def opened(self) -> Iterator[Event]:
+        yield self._added(self._item("in_progress", [], None))
+        yield {"type": f"{self._part_event}.added", **self.place, "part": {"type": self._kind, "text": ""}}
+
+    def grow(self, text: str) -> Event:
+        self._texts.append(text)
+        return {"type": f"{self._text_event}.delta", **self.place, "delta": text}
+
+    def closed(self, status: str) -> Iterator[Event]:
+        text = "".join(self._texts)
+        part = {"type": self._kind, "text": text}
+        yield {"type": f"{self._text_event}.done", **self.place, "text": text}
+        yield {"type": f"{self._part_event}.done", **self.place, "part": part}
+        yield self._done(self._item(status, [part], seal(text) if self._style.sealed else None))
+
+
+class _Call(_Item):
+    prefix = "fc"
+
+    def __init__(self, stem: str, index: int, call: CallDelta, style: Style) -> None:
+        super().__init__(stem, index)
+        self.number = call.index
+        namespace, name = style.namespaces.get(call.name, ("", call.name))
+        self._named = {"call_id": call.id, "name": name} | ({"namespace": namespace} if namespace else {})
+        self._arguments: list[str] = []
+
+    def _item(self, status: str, arguments: str) -> dict[str, Any]:
+        said = {**self._named, "arguments": arguments}
+        return {"id": self.id, "type": "function_call", "status": status, **said}
+
+    def opened(self) -> Iterator[Event]:
+        yield self._added(self._item("in_progress", ""))
+
+    def grow(self, arguments: str) -> Event:
+        self._arguments.append(arguments)
+        return {"type": "response.function_call_arguments.delta", **self.place, "delta": arguments}
+
+    def closed(self, status: str) -> Iterator[Event]:
+        arguments = "".join(self._arguments)
+        told = {"name": self._named["name"], "arguments": arguments}
+        yield {"type": "response.function_call_arguments.done", **self.place, **told}
+        yield self._done(self._item(status, arguments))
+
+
+class Output:
+    """What an answer is made of so far. `items`: those that have ended, as the document shows them."""
+
+    def __init__(self, stem: str, style: Style) -> None:
+        """`stem`: what is its own in the ids of this response, which its items' ids are made of."""
+        self.items: list[dict[str, Any]] = []
+        self._stem = stem
+        self._style = style
+        self._open: _Open | None = None
+
+    def take(self, delta: Delta) -> Iterator[Event]:
+        """What a step brought."""
+        if delta.reasoning:
+            thought = self._open
+            if not isinstance(thought, _Thought):
+                thought = _Thought(self._stem, self._next, self._style)
+                yield from self._begin(thought)
+            yield thought.grow(delta.reasoning)
+        if delta.text or delta.likelihoods:
+            message = self._open
+            if not isinstance(message, _Message):
+                message = _Message(self._stem, self._next)
+                yield from self._begin(message)
+            yield message.grow(delta.text, delta.likelihoods)
+        for part in delta.calls:
+            yield from self._called(part)
+
+    def _called(self, part: CallDelta) -> Iterator[Event]:
+        call = self._open
+        if not isinstance(call, _Call) or call.number != part.index:
+            call = _Call(self._stem, self._next, part, self._style)
+            yield from self._begin(call)
+        if part.arguments:
+            yield call.grow(part.arguments)
+
+    @property
+    def _next(self) -> int:
+        """The index of the item that begins next."""
+        return len(self.items) + (self._open is not None)
+
+    def _begin(self, item: _Open) -> Iterator[Event]:
+        yield from self._end("completed")
+        self._open = item
+        yield from item.opened()
+
+    def close(self, *, complete: bool) -> Iterator[Event]:
+        """The answer is over. One that said nothing at all has said an empty message."""
+        if self._open is None:
+            yield from self._begin(_Message(self._stem, self._next))
+        yield from self._end("completed" if complete else "incomplete")
+
+    def _end(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        for event in self._open.closed(status):
+            yield event
+        self.items.append(event["item"])
+        self._open = None

@@ -1,0 +1,143 @@
+"""A checked body -> the canonical conversation, `Generate`, and what the response says of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Raw
+
+from broker.dialects.body import encode
+from broker.dialects.forms import schema_text
+from broker.dialects.normalize import Conversation, normalize
+from broker.dialects.parameters import sampling, stop_strings, template_kwargs
+from broker.dialects.responses.body import Body, Format
+from broker.dialects.responses.items import Placed, messages
+from broker.dialects.responses.output import Style
+from broker.dialects.responses.tools import Offer, offer, told
+from protocol.conversation import pack
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.parts import Form, Media
+
+# --- to the worker -----------------------------------------------------------------------------------
+
+
+def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) -> Conversation:
+    """The canonical conversation: the instructions, then `items`. Raises `RequestError` for a wrong item."""
+    spoken = messages(items)
+    if not spoken:
+        raise RequestError(Code.INVALID_REQUEST, "'input' must not be empty.", param="input")
+    if body.instructions:
+        spoken.insert(0, {"role": "system", "content": body.instructions})
+    return normalize(spoken, system_in_place=system_in_place)
+
+
+def offered(body: Body) -> Offer:
+    """The tools. Raises `RequestError` naming the parameter at fault."""
+    return offer(body.tools or [], body.tool_choice, single=body.parallel_tool_calls is False)
+
+
+def generate(
+    body: Body, canonical: Conversation, offer: Offer, media: list[Media], *, id: str, incarnation: str
+) -> Generate:
+    """The message to the worker. Raises `RequestError` for what cannot be passed on."""
+    effort = body.reasoning.effort if body.reasoning else None
+    wishes = template_kwargs(effort, body.enable_thinking, body.chat_template_kwargs)
+    return Generate(
+        incarnation=incarnation,
+        id=id,
+        sampling=sampling(body, body.logprobs),
+        messages=pack(canonical.messages),
+        tools=pack(offer.shown) if offer.shown else UNSET,
+        template_kwargs=pack(wishes) if wishes else UNSET,
+        media=media,
+        stop=stop_strings(body),
+        max_tokens=body.max_output_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        cache_pin=bool(body.cache_pin),
+        thinking_budget=body.thinking_budget,
+        source="input",
+        form=_form(body.text.format if body.text else None),
+        calling=offer.calling,
+    )
+
+
+def _form(format: Format | None) -> Form | None:
+    if format is None or format.type == "text":
+        return None
+    if format.type == "json_object":
+        return Form(kind="json_object", param="text.format")
+    param = "text.format.schema"
+    return Form(kind="json_schema", text=schema_text(param, format.schema), param=param)
+
+
+# --- to the client -----------------------------------------------------------------------------------
+
+
+def style(body: Body, offer: Offer) -> Style:
+    """How the answer is to look."""
+    summarized = body.reasoning is not None and body.reasoning.is_summarized
+    return Style(summarized=summarized, sealed=body.is_sealed, namespaces=offer.namespaces)
+
+
+def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) -> dict[str, Any]:
+    """The response before its answer. It repeats its request, with OpenAI's own defaults for what the request
+    leaves to the model; what is large, as it will be sent. `kept`: it will be, for others to go on from."""
+    repeated = {name: getattr(body, name) for name in _REPEATED}
+    by_default = {name: default for name, default in _DEFAULTS.items() if getattr(body, name) is None}
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": created_at,
+        "status": "in_progress",
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        **repeated,
+        **by_default,
+        "reasoning": _reasoning(body),
+        "service_tier": "default",
+        "store": kept,
+        "text": _text(body),
+        "tools": Raw(encode([told(tool) for tool in body.tools or []])),
+        "truncation": "disabled",  # whatever was asked for: nothing is ever left out of a prompt
+        "usage": None,
+    }
+
+
+_DEFAULTS: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0,
+    "temperature": 1,
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "top_p": 1,
+}
+_REPEATED = (
+    *_DEFAULTS,
+    "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
+    "safety_identifier", "user",
+)  # fmt: skip
+
+
+def _reasoning(body: Body) -> dict[str, Any]:
+    asked = body.reasoning
+    summary = (asked.summary or asked.generate_summary) if asked else None
+    return {"effort": asked.effort if asked else None, "summary": summary}
+
+
+def _text(body: Body) -> dict[str, Any]:
+    format = body.text.format if body.text else None
+    shown: dict[str, Any] = {"type": format.type if format else "text"}
+    if format and format.type == "json_schema":
+        described = {"name": format.name, "description": format.description, "strict": format.strict}
+        shown |= described | {"schema": Raw(bytes(format.schema))}
+    return {"format": shown, "verbosity": (body.text.verbosity if body.text else None) or "medium"}

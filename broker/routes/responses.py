@@ -1,0 +1,137 @@
+"""POST /v1/responses, and what becomes of one: GET, DELETE, its input items, and an end before its end."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from broker.dialects.body import encode, refuse
+from broker.dialects.responses import body, history, listing, request
+from broker.dialects.responses.answer import Answer, Document, Stream, Whole
+from broker.dialects.responses.history import History
+from broker.dialects.responses.items import listed
+from broker.dialects.responses.output import Output
+from broker.dialects.responses.store import Kept, Piece
+from broker.http.auth import Key
+from broker.http.boarding import check_room
+from broker.http.respond import read_body
+from broker.routes.gateway import Gateway, gateway_of
+from broker.routes.generation import read_images, respond
+from protocol.errors import Code, RequestError
+
+
+async def create(asked: Request) -> ASGIApp:
+    """The answer to a conversation's items, streamed or whole."""
+    gateway, owner = gateway_of(asked), _owner(asked)
+    check_room(gateway.dispatcher)
+    bytes_max = gateway.settings.body_bytes_max
+    read = body.read(await read_body(asked, bytes_max))
+    found = gateway.dispatcher.find(read.model)
+    recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
+    in_place = found.capabilities.system_in_place
+    conversation = request.conversation(read, recalled.placed(), system_in_place=in_place)
+    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
+    offer = request.offered(read)
+    stem = secrets.token_hex(12)
+    id, incarnation = history.response_id(stem), gateway.dispatcher.incarnation
+    message = request.generate(read, conversation, offer, media, id=id, incarnation=incarnation)
+    keep = None if read.store is False else _keeping(gateway, owner, id, recalled, stem)
+    answer = Answer(
+        request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=keep is not None),
+        Output(stem, request.style(read, offer)),
+        clock=time.time,
+        keep=keep,
+    )
+    renderer = Stream(answer) if read.stream else Whole(answer)
+    response = respond(asked, found, [message], frames, renderer, prompts=1)
+    return _running(gateway.answering, (owner, id), answer, response)
+
+
+def _owner(asked: Request) -> bytes:
+    """Whose responses are meant: those of its key. Without keys there is but one owner."""
+    key: Key | None = getattr(asked.state, "key", None)
+    return key.digest if key else b""
+
+
+def _keeping(
+    gateway: Gateway, owner: bytes, id: str, recalled: History, stem: str
+) -> Callable[[Document], None] | None:
+    """How the response will be kept; None where nothing is."""
+    store = gateway.responses
+    if not store.keeps:
+        return None
+    before = (*recalled.before, Piece.of(listed(recalled.items, stem)))
+    return lambda document: store.put(owner, id, Kept.of(document, before))
+
+
+def _running(
+    answering: dict[tuple[bytes, str], Answer], name: tuple[bytes, str], answer: Answer, response: ASGIApp
+) -> ASGIApp:
+    """The response, known to others for as long as it runs."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        answering[name] = answer
+        try:
+            await response(scope, receive, send)
+        finally:
+            del answering[name]
+
+    return app
+
+
+# --- by its id ---------------------------------------------------------------------------------------
+
+
+async def one(asked: Request) -> Response:
+    """The response, as it was answered or as far as it is; or its end."""
+    gateway, name = gateway_of(asked), _name(asked)
+    if asked.method == "DELETE":
+        gateway.responses.delete(*name)
+        return _json({"id": name[1], "object": "response", "deleted": True})
+    if asked.query_params.get("stream") == "true":
+        raise refuse("stream", "can only be false here: what was streamed is not streamed again")
+    if (running := gateway.answering.get(name)) is not None:
+        return _json(running.so_far())
+    return _json(gateway.responses.get(*name).document())
+
+
+async def input_items(asked: Request) -> Response:
+    """What the response answers, page by page."""
+    kept = gateway_of(asked).responses.get(*_name(asked))
+    return _json(listing.page(kept.input(), asked.query_params))
+
+
+async def cancel(asked: Request) -> Response:
+    """It ends with what it has. One that has ended stays as it is, which is an error as OpenAI has it."""
+    gateway, name = gateway_of(asked), _name(asked)
+    if (running := gateway.answering.get(name)) is None:
+        gateway.responses.get(*name)
+        raise RequestError(Code.INVALID_REQUEST, "This response has ended and cannot be cancelled.")
+    document = running.cancel()
+    for flight in gateway.dispatcher.flights:
+        if flight.id == name[1]:
+            flight.on_item()  # its reader looks, and finds that it is over
+    return _json(document)
+
+
+def _name(asked: Request) -> tuple[bytes, str]:
+    return _owner(asked), asked.path_params["id"]
+
+
+def _json(document: dict[str, Any]) -> Response:
+    return Response(encode(document), media_type="application/json")
+
+
+ROUTES = [
+    Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses/{id}", one, methods=["GET", "DELETE"]),
+    Route("/v1/responses/{id}/input_items", input_items, methods=["GET"]),
+    Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
+]

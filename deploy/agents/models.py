@@ -1,0 +1,122 @@
+"""Which models a running endpoint has, and which of them is meant."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from deploy.agents.setups import NO_KEY, Endpoint, Model
+from protocol.settings import meant
+
+ANSWER_WAIT_S = 10.0
+ANSWER_BYTES_MAX = 2**24
+
+
+class LaunchError(Exception):
+    """Nothing can be started; says in a sentence what to do."""
+
+
+class _Listed(msgspec.Struct):
+    id: str
+    context_length: int | None = None
+    aliases: list[str] = []
+    state: str = "loaded"
+
+
+class _List(msgspec.Struct):
+    data: list[_Listed]
+
+
+def ask(endpoint: Endpoint) -> list[Model]:
+    """The models of an endpoint that runs. Raises `LaunchError`."""
+    if not is_address(endpoint.url):
+        raise LaunchError(f"{endpoint.url!r} is no address: write it as http://host:port")
+    _get(endpoint, "/health")
+    return read(_get(endpoint, "/v1/models"))
+
+
+def read(body: bytes) -> list[Model]:
+    """The answer of `/v1/models`. Raises `LaunchError`."""
+    try:
+        listed = msgspec.json.decode(body, type=_List).data
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LaunchError(f"that is no list of models: {error}") from None
+    return [
+        Model(model.id, model.context_length or None, tuple(model.aliases), model.state == "loaded")
+        for model in listed
+    ]
+
+
+def choose(models: Sequence[Model], wanted: str | None) -> Model:
+    """The one of this name or alias, or else the first that is loaded, or the first. Raises `LaunchError`."""
+    if not models:
+        raise LaunchError("no model is served there yet: wait until it is loaded")
+    if wanted is None:
+        return next((model for model in models if model.loaded), models[0])
+    for model in models:
+        if wanted in (model.id, *model.aliases):
+            return model
+    names = [name for model in models for name in (model.id, *model.aliases)]
+    hint = meant(wanted, names) or f"; there is: {', '.join(names)}"
+    raise LaunchError(f"no model {wanted} is served there{hint}")
+
+
+def is_address(url: str) -> bool:
+    """Whether it says where an HTTP server is."""
+    try:
+        found = urlsplit(url)
+        return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        return False
+
+
+def is_near(url: str) -> bool:
+    """Whether this address is our own machine's: no proxy leads there."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _get(endpoint: Endpoint, path: str) -> bytes:
+    request = urllib.request.Request(endpoint.url + path)
+    if endpoint.key != NO_KEY:
+        request.add_header("Authorization", f"Bearer {endpoint.key}")
+    proxies: dict[str, str] | None = {} if is_near(endpoint.url) else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    try:
+        with opener.open(request, timeout=ANSWER_WAIT_S) as answer:
+            found: bytes = answer.read(ANSWER_BYTES_MAX)
+            return found
+    except urllib.error.HTTPError as error:
+        with error:
+            raise LaunchError(_refused(endpoint, path, error.code, error.read(ANSWER_BYTES_MAX))) from None
+    except (OSError, HTTPException) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise LaunchError(
+            f"nothing answers at {endpoint.url} ({why}): start it with `roundhouse serve`, or say where it is"
+            " with --port or --url"
+        ) from None
+
+
+def _refused(endpoint: Endpoint, path: str, status: int, body: bytes) -> str:
+    if status == 401:
+        return f"{endpoint.url} wants an API key: put one into ROUNDHOUSE_API_KEYS, or name serve's --config"
+    return f"{endpoint.url}{path} answers {status}: {_message(body)}"
+
+
+def _message(body: bytes) -> str:
+    try:
+        document: Any = json.loads(body)
+        return str(document["error"]["message"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "that is no endpoint of ours"

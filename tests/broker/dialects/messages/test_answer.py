@@ -1,0 +1,305 @@
+"""What a flight brings -> Anthropic's events, or its document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects import answer as shared
+from broker.dialects.messages import answer
+from broker.dialects.messages.answer import PING, Stream, Whole, message
+from broker.dialects.messages.arguments import object_of
+from broker.dispatch.flights import Item
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Failed, Finished, Reused
+from protocol.parts import CallDelta, Delta, Reuse, Usage
+
+BEGUN = message("msg_1", "org/m")
+
+
+def accepted() -> Accepted:
+    return Accepted(incarnation="w", id="x", prompt_tokens=12)
+
+
+def reused(tokens: int) -> Reused:
+    return Reused(incarnation="w", id="x", reuse=Reuse(tokens=tokens, tier="ram"))
+
+
+def delta(text: str = "", thought: str = "", *calls: CallDelta) -> Delta:
+    return Delta(id="x", sequence=0, tokens=[1], text=text, reasoning=thought, calls=[*calls])
+
+
+def finished(reason: str = "stop", stop: str = "", **usage: int) -> Finished:
+    counts = Usage(**{"prompt_tokens": 12, "completion_tokens": 3, **usage})
+    return Finished(incarnation="w", id="x", reason=reason, usage=counts, stop=stop)
+
+
+def failed(code: str = "engine_error", text: str = "It broke.", **details: int) -> Failed:
+    return Failed(incarnation="w", id="x", code=code, message=text, details=details)
+
+
+def call(index: int, arguments: str, name: str = "", id: str = "") -> CallDelta:
+    return CallDelta(index=index, id=id, name=name, arguments=arguments)
+
+
+def read_events(sse: bytes) -> list[dict[str, Any]]:
+    """Of a stream, each under its own name."""
+    events = []
+    for event in sse.decode().split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        document = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {document['type']}"
+        events.append(document)
+    return events
+
+
+def streamed(*items: Item) -> list[dict[str, Any]]:
+    """The events of a whole answer, but for pings."""
+    return [e for e in read_events(Stream(BEGUN).feed([(0, [*items])])) if e["type"] != "ping"]
+
+
+def whole(*items: Item) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(Whole(BEGUN).feed([(0, [*items])]))
+    return document
+
+
+def signature(thought: str) -> str:
+    return "rh1_" + sha256(thought.encode()).hexdigest()
+
+
+def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client makes of events, as Anthropic documents them; asserts their order."""
+    first, *rest = events
+    assert first["type"] == "message_start"
+    built: dict[str, Any] = first["message"]
+    open: dict[str, Any] | None = None
+    arguments = ""
+    for event in rest:
+        match event["type"]:
+            case "content_block_start":
+                assert open is None
+                assert event["index"] == len(built["content"])
+                open, arguments = event["content_block"], ""
+                built["content"].append(open)
+            case "content_block_delta":
+                assert open is not None
+                assert event["index"] == len(built["content"]) - 1
+                kind, gain = event["delta"].pop("type"), event["delta"]
+                arguments += gain.get("partial_json", "")
+                for field in gain.keys() - {"partial_json"}:
+                    assert kind == f"{field}_delta"
+                    open[field] += gain[field]
+            case "content_block_stop":
+                assert open is not None
+                assert event["index"] == len(built["content"]) - 1
+                if open["type"] == "tool_use":
+                    open["input"] = json.loads(bytes(object_of(arguments)))
+                open = None
+            case "message_delta":
+                assert open is None
+                built |= event["delta"] | {"usage": event["usage"]}
+    assert [event["type"] for event in rest[-2:]] == ["message_delta", "message_stop"]
+    return built
+
+
+# --- the two are one ---------------------------------------------------------------------------------
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Item]:
+    """Whatever a worker may say: channels in any order, calls in pieces, the last perhaps unfinished."""
+    texts = st.text('ab \n駅🚂"\\', max_size=4)
+    deltas: list[Delta] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["said", "called"]), max_size=8)):
+        if kind == "said":
+            deltas.append(delta(draw(texts), draw(texts)))
+            continue
+        written = json.dumps(draw(st.dictionaries(texts, texts | st.integers(), max_size=2)))
+        cut = draw(st.integers(0, len(written)))
+        text = draw(texts)
+        deltas.append(delta(text, "", call(calls, written[:cut], f"tool{calls}", f"call_{calls}")))
+        deltas.append(delta("", "", call(calls, written[cut:])))
+        calls += 1
+    if deltas and draw(st.booleans()):
+        deltas.pop()
+    reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
+    stop = draw(st.sampled_from(["", "\n\nHuman:"]))
+    cached = draw(st.integers(0, 12))
+    return [accepted(), reused(cached), *deltas, finished(reason, stop, cached_tokens=cached)]
+
+
+@given(answers(), st.data())
+def test_events_of_a_stream_cut_anywhere_make_the_document(items: list[Item], data: st.DataObject) -> None:
+    stream, sse, left = Stream(BEGUN), b"", list(items)
+    while left:
+        count = data.draw(st.integers(1, len(left)))
+        sse += stream.feed([(0, left[:count])])
+        left = left[count:]
+    assert stream.over
+    assert joined([event for event in read_events(sse) if event["type"] != "ping"]) == whole(*items)
+
+
+@given(answers())
+def test_nothing_that_was_said_is_lost_but_white_space_between_blocks(items: list[Item]) -> None:
+    content = whole(*items)["content"]
+    deltas = [item for item in items if isinstance(item, Delta)]
+    for channel, kind in (("text", "text"), ("reasoning", "thinking")):
+        told = "".join(block[kind] for block in content if block["type"] == kind)
+        said = "".join(getattr(item, channel) for item in deltas)
+        assert "".join(told.split()) == "".join(said.split())
+    begun = [(c.id, c.name) for item in deltas for c in item.calls if c.name]
+    assert [(b["id"], b["name"]) for b in content if b["type"] == "tool_use"] == begun
+    assert all(block["text"].strip() for block in content if block["type"] == "text")
+
+
+# --- one by one --------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_exactly_these_events() -> None:
+    sse = Stream(BEGUN).feed(
+        [(0, [accepted(), reused(8), delta("", "Hm."), delta("\n\n"), delta('"駅"'), delta(" 🚂")])]
+    )
+    assert [line for line in sse.decode().split("\n") if line] == [
+        "event: message_start",
+        'data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant",'
+        '"model":"org/m","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":4,'
+        '"cache_creation_input_tokens":0,"cache_read_input_tokens":8,"output_tokens":0}}}',
+        "event: ping",
+        'data: {"type":"ping"}',
+        "event: content_block_start",
+        'data: {"type":"content_block_start","index":0,"content_block":'
+        '{"type":"thinking","thinking":"","signature":""}}',
+        "event: content_block_delta",
+        'data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"Hm."}}',
+        "event: content_block_delta",
+        'data: {"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"'
+        + signature("Hm.")
+        + '"}}',
+        "event: content_block_stop",
+        'data: {"type":"content_block_stop","index":0}',
+        "event: content_block_start",
+        'data: {"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}}',
+        "event: content_block_delta",
+        'data: {"type":"content_block_delta","index":1,"delta":'
+        '{"type":"text_delta","text":"\\n\\n\\"駅\\""}}',
+        "event: content_block_delta",
+        'data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":" 🚂"}}',
+    ]
+
+
+def test_a_document_is_exactly_this() -> None:
+    items = [
+        delta("", "Where is it?"),
+        delta("Let me look.", "", call(0, "", "find", "call_0")),
+        delta("", "", call(0, '{"what": '), call(0, '"駅"}'), call(1, "", "stop", "call_1")),
+    ]
+    usage = {"cached_tokens": 8, "reasoning_tokens": 2}
+    assert whole(accepted(), *items, finished("tool_calls", **usage)) == {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "org/m",
+        "content": [
+            {"type": "thinking", "thinking": "Where is it?", "signature": signature("Where is it?")},
+            {"type": "text", "text": "Let me look."},
+            {"type": "tool_use", "id": "call_0", "name": "find", "input": {"what": "駅"}},
+            {"type": "tool_use", "id": "call_1", "name": "stop", "input": {}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 4,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 8,
+            "output_tokens": 3,
+            "output_tokens_details": {"thinking_tokens": 2},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (finished("stop"), ("end_turn", None)),
+        (finished("length"), ("max_tokens", None)),
+        (finished("tool_calls"), ("tool_use", None)),
+        (finished("stop", "\n\nHuman:"), ("stop_sequence", "\n\nHuman:")),
+        (finished("tool_calls", "\n\nHuman:"), ("tool_use", None)),
+    ],
+)
+def test_why_an_answer_ends_is_told_in_anthropics_words(end: Finished, told: tuple[str, str | None]) -> None:
+    document, *_, ending, _ = whole(accepted(), end), *streamed(accepted(), end)
+    assert (document["stop_reason"], document["stop_sequence"]) == told
+    assert (ending["delta"]["stop_reason"], ending["delta"]["stop_sequence"]) == told
+
+
+def test_a_call_that_is_cut_short_has_what_of_its_arguments_was_whole() -> None:
+    cut = delta("", "", call(0, '{"path": "/etc/hosts", "text": "127.0', "write", "call_0"))
+    [block] = whole(accepted(), cut, finished("length"))["content"]
+    assert block["input"] == {"path": "/etc/hosts"}
+
+
+def test_white_space_alone_makes_no_block() -> None:
+    calls = call(0, "{}", "f", "c"), call(1, "", "g", "d")
+    items = [delta("", "\n\n"), delta("\n\n"), delta("", "", *calls), delta("\n")]
+    kinds = [block["type"] for block in whole(accepted(), *items, finished("tool_calls"))["content"]]
+    assert kinds == ["tool_use", "tool_use"]
+
+
+def test_what_is_reused_is_told_at_the_start_where_it_is_known_and_at_the_end_in_any_case() -> None:
+    end = finished(cached_tokens=8)
+    stream = Stream(BEGUN)
+    early = streamed(accepted(), reused(8), end)
+    late = read_events(stream.feed([(0, [accepted()])]) + stream.feed([(0, [reused(8), end])]))
+    for events, first in ((early, 8), (late, 0)):
+        told = {event["type"]: event.get("message", event).get("usage") for event in events}
+        assert told["message_start"]["cache_read_input_tokens"] == first
+        assert told["message_delta"]["cache_read_input_tokens"] == 8
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renderer", [Stream(BEGUN), Whole(BEGUN)])
+def test_what_fails_before_the_first_word_is_an_error_of_its_own(renderer: Stream | Whole) -> None:
+    with pytest.raises(RequestError) as caught:
+        renderer.feed([(0, [accepted(), failed("context_length_exceeded")])])
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_a_failure_in_a_stream_is_an_event_and_the_last_one() -> None:
+    stream = Stream(BEGUN, "req_7")
+    stream.feed([(0, [accepted(), delta("a")])])
+    [error] = read_events(stream.feed([(0, [failed(), finished()])]))
+    assert error == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "It broke."},
+        "request_id": "req_7",
+    }
+    assert stream.over
+    assert stream.feed([(0, [delta("late")])]) == b""
+
+
+def test_who_waits_for_a_worker_is_sent_pings_and_then_told_what_fails_in_an_event() -> None:
+    stream = Stream(BEGUN)
+    assert stream.wait() == PING
+    [error] = read_events(stream.feed([(0, [failed("model_loading")])]))
+    assert error["error"]["type"] == "overloaded_error"
+
+
+def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "DOCUMENT_BYTES_MAX", 1000)
+    assert shared.DOCUMENT_BYTES_MAX > 2**20
+    stream, document = Stream(BEGUN), Whole(BEGUN)
+    for renderer in (stream, document):
+        renderer.feed([(0, [accepted(), delta("x" * 900)])])
+    assert b"yyy" in stream.feed([(0, [delta("y" * 900)])])
+    with pytest.raises(RequestError, match="ask for a stream"):
+        document.feed([(0, [delta("y" * 900)])])

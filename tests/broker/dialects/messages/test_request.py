@@ -1,0 +1,378 @@
+"""Anthropic's bodies -> what a worker is sent: the same as for a chat that says the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from broker.dialects import chat, chat_body
+from broker.dialects.messages import body, request
+from broker.dialects.messages.conversation import conversation
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.parts import Calling, Form, Tokenizing
+
+HI = {"role": "user", "content": "Hi"}
+PIXEL = "iVBORw0KGgo="
+LOOK = {
+    "name": "look",
+    "description": "Look around.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+
+
+def raw(messages: Any = (HI,), **fields: Any) -> bytes:
+    return json.dumps({"model": "m", "max_tokens": 16, "messages": list(messages), **fields}).encode()
+
+
+def generated(messages: Any = (HI,), *, thinks: bool = True, **fields: Any) -> Generate:
+    read = body.read(raw(messages, **fields))
+    spoken = conversation(read, system_in_place=True)
+    return request.generate(read, spoken.messages, [], id="x", incarnation="g", thinks=thinks)
+
+
+def canonical(messages: Any, system_in_place: bool = True, **fields: Any) -> list[dict[str, Any]]:
+    return conversation(body.read(raw(messages, **fields)), system_in_place=system_in_place).messages
+
+
+def unpacked(packed: Any) -> Any:
+    return None if packed is UNSET else msgspec.msgpack.decode(packed)
+
+
+def refused(messages: Any = (HI,), **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        generated(**{"messages": messages} | fields)
+    assert caught.value.kind.status == 400
+    return caught.value
+
+
+def block(type: str, **fields: Any) -> dict[str, Any]:
+    return {"type": type, **fields}
+
+
+def text(text: str, **fields: Any) -> dict[str, Any]:
+    return block("text", text=text, **fields)
+
+
+# --- one conversation, one prompt --------------------------------------------------------------------
+
+CACHED = {"cache_control": {"type": "ephemeral"}}
+CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": '{"at": "駅"}'}}
+
+
+def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None:
+    ours = raw(
+        [
+            {"role": "user", "content": [text("Where is it?", **CACHED)]},
+            {
+                "role": "assistant",
+                "content": [
+                    block("thinking", thinking="I had better look.", signature="rh1_0"),
+                    block("redacted_thinking", data="0000"),
+                    text("Let me "),
+                    text("see."),
+                    block("tool_use", id="call_0", name="look", input={"at": "駅"}, **CACHED),
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    text("And hurry."),
+                    block("tool_result", tool_use_id="call_0", content=[text("It"), text("is there.")]),
+                ],
+            },
+            {"role": "system", "content": [text("Be brief.")]},
+            {"role": "user", "content": "So?"},
+        ],
+        system=[text("You are a guide.", **CACHED), text("Be kind.")],
+        tools=[LOOK | CACHED, {"type": "web_search_20250305", "name": "web_search"}],
+        output_config={"effort": "low"},
+    )
+    function = {"name": "look", "description": "Look around.", "parameters": LOOK["input_schema"]}
+    theirs = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": [text("You are a guide."), text("Be kind.")]},
+            {"role": "user", "content": "Where is it?"},
+            {
+                "role": "assistant",
+                "content": "Let me see.",
+                "reasoning_content": "I had better look.",
+                "tool_calls": [CALL],
+            },
+            {"role": "tool", "tool_call_id": "call_0", "content": "It\nis there."},
+            {"role": "user", "content": "And hurry."},
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "So?"},
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "reasoning_effort": "low",
+    }
+    read, chatted = body.read(ours), chat_body.read(json.dumps(theirs).encode())
+    for in_place in (True, False):
+        spoken = conversation(read, system_in_place=in_place)
+        said = chat.conversation(chatted, system_in_place=in_place)
+        assert spoken == said
+        sent = request.generate(read, spoken.messages, [], id="x", incarnation="g", thinks=True)
+        expected = chat.generate(chatted, said.messages, [], id="x", incarnation="g")
+        for field in ("messages", "tools", "template_kwargs"):
+            assert getattr(sent, field) == getattr(expected, field)
+
+
+def test_what_the_model_has_said_is_joined_as_it_was_said_and_what_others_say_by_lines() -> None:
+    said = [text("On"), text("ce")]
+    turns = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+    assert [message["content"] for message in canonical(turns)] == ["On\nce", "Once"]
+
+
+def test_the_line_that_counts_requests_before_a_system_prompt_is_left_out() -> None:
+    head = text("x-anthropic-billing-header: cc_version=2.1.0; cch=1f3e;")
+    system = [head, text("You are Claude Code.", **CACHED)]
+    assert canonical([HI], system=system)[0] == {"role": "system", "content": "You are Claude Code."}
+    assert canonical([HI], system=[head]) == [HI]
+
+
+def test_a_late_system_message_stays_in_place_only_where_the_template_takes_it() -> None:
+    late = [HI, {"role": "assistant", "content": "Hello"}, {"role": "system", "content": "Be brief."}, HI]
+    roles = [message["role"] for message in canonical(late, system="S")]
+    assert roles == ["system", "user", "assistant", "system", "user"]
+    first, *rest = canonical(late, system_in_place=False, system="S")
+    assert first == {"role": "system", "content": "S\n\nBe brief."}
+    assert [message["role"] for message in rest] == ["user", "assistant", "user"]
+
+
+def test_results_come_before_what_the_user_says_beside_them() -> None:
+    content = [
+        text("First"),
+        block("tool_result", tool_use_id="a", content="1"),
+        block("tool_result", tool_use_id="b", is_error=True),
+        block("tool_result", tool_use_id="c", content="no such file", is_error=True),
+        text("last"),
+    ]
+    assert canonical([{"role": "user", "content": content}]) == [
+        {"role": "tool", "content": "1", "tool_call_id": "a"},
+        {"role": "tool", "content": "Error", "tool_call_id": "b"},
+        {"role": "tool", "content": "no such file", "tool_call_id": "c"},
+        {"role": "user", "content": "First\nlast"},
+    ]
+
+
+def test_images_are_found_wherever_they_are_and_named_as_the_client_knows_them() -> None:
+    data = block("image", source={"type": "base64", "media_type": "image/png", "data": PIXEL})
+    link = block("image", source={"type": "url", "url": "https://example.org/a.png"})
+    content = [text("See"), block("tool_result", tool_use_id="a", content=[text("Here"), link]), data]
+    spoken = conversation(body.read(raw([HI, {"role": "user", "content": content}])), system_in_place=True)
+    assert [(image.url, image.param) for image in spoken.images] == [
+        ("https://example.org/a.png", "messages[1].content[1].content[1]"),
+        (f"data:image/png;base64,{PIXEL}", "messages[1].content[2]"),
+    ]
+    assert [message["content"] for message in spoken.messages] == [
+        "Hi",
+        [text("Here"), {"type": "image"}],
+        [text("See"), {"type": "image"}],
+    ]
+
+
+def test_documents_are_read_as_far_as_they_are_text() -> None:
+    plain = block("document", title="T", source={"type": "text", "media_type": "text/plain", "data": "D"})
+    parts = block("document", source={"type": "content", "content": [text("P"), text("Q")]})
+    found = block("search_result", title="S", source="https://a", content=[text("F")])
+    message = {"role": "user", "content": [plain, parts, found]}
+    assert canonical([message])[0]["content"] == "T\nD\nP\nQ\nS\nhttps://a\nF"
+    pdf = block("document", source={"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="})
+    error = refused([{"role": "user", "content": [text("See"), pdf]}])
+    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, "messages[0].content[1].source")
+    assert "send its text" in error.message
+
+
+def test_what_only_anthropics_servers_can_read_is_passed_over() -> None:
+    blocks = [
+        block("server_tool_use", id="s", name="web_search", input={"query": "q"}),
+        block("web_search_tool_result", tool_use_id="s", content=[{"type": "web_search_result", "url": "u"}]),
+        text("Found."),
+    ]
+    assert canonical([{"role": "assistant", "content": blocks}, HI])[0]["content"] == "Found."
+
+
+def test_content_that_is_missing_null_or_empty_is_empty() -> None:
+    for content in ({}, {"content": None}, {"content": ""}, {"content": []}):
+        said = canonical([HI, {"role": "assistant", **content}, HI])[1]
+        assert said == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("role", "content", "param"),
+    [
+        ("tool", "x", "messages[0].role"),
+        ("user", [block("hologram")], "messages[0].content[0].type"),
+        ("user", [{"text": "x"}], "messages[0].content[0].type"),
+        ("user", [block("tool_use", id="a", name="f", input={})], "messages[0].content[0]"),
+        ("assistant", [block("tool_result", tool_use_id="a")], "messages[0].content[0]"),
+        ("user", [block("tool_result")], "messages[0].content[0].tool_use_id"),
+        ("user", [block("image", source={"type": "file"})], "messages[0].content[0].source"),
+    ],
+)
+def test_a_message_that_makes_no_sense_is_refused_by_name(role: str, content: Any, param: str) -> None:
+    error = refused([{"role": role, "content": content}])
+    assert error.param == param
+    assert param in error.message
+
+
+# --- what is asked for -------------------------------------------------------------------------------
+
+
+def test_a_body_with_everything_is_a_request_with_everything() -> None:
+    sent = generated(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        seed=7,
+        stop_sequences=["\n\nHuman:", "END"],
+        priority=-1,
+        cache_salt="tenant",
+        cache_pin=True,
+        thinking={"type": "enabled", "budget_tokens": 2048},
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        context_management={"edits": []},
+        mcp_servers=[],
+        container=None,
+        anything={"else": 1},
+    )
+    drawn = sent.sampling
+    assert (drawn.seed, drawn.temperature, drawn.top_p, drawn.top_k) == (7, 0.5, 0.9, 40)
+    assert (sent.stop, sent.max_tokens, sent.priority) == (["\n\nHuman:", "END"], 16, -1)
+    assert (sent.cache_salt, sent.cache_pin, sent.thinking_budget) == ("tenant", True, 2048)
+    assert unpacked(sent.template_kwargs) == {"enable_thinking": True}
+    assert (sent.form, sent.calling, sent.tokenizing) == (None, None, None)
+
+
+def test_nulls_are_absent() -> None:
+    fields = body.Body.__struct_fields__
+    sent = generated(**dict.fromkeys(fields) | {"messages": [HI], "max_tokens": 16, "seed": 3})
+    assert sent == generated(seed=3)
+
+
+def test_requests_without_a_seed_have_different_ones() -> None:
+    assert len({generated().sampling.seed for _ in range(8)}) == 8
+
+
+@pytest.mark.parametrize(
+    ("thinking", "wishes", "budget"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}, 1024),
+        ({"type": "disabled"}, {"enable_thinking": False}, None),
+        ({"type": "adaptive", "display": "summarized"}, None, None),
+        ({"type": "between_tools"}, None, None),
+        (None, None, None),
+    ],
+)
+def test_a_wish_to_think_is_told_to_the_template(thinking: Any, wishes: Any, budget: int | None) -> None:
+    sent = generated(thinking=thinking)
+    assert (unpacked(sent.template_kwargs), sent.thinking_budget) == (wishes, budget)
+
+
+def test_a_model_that_does_not_think_is_given_no_budget() -> None:
+    sent = generated(thinking={"type": "enabled", "budget_tokens": 1024}, thinks=False)
+    assert sent.thinking_budget is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "calling"),
+    [
+        (None, None),
+        ({"type": "auto"}, None),
+        ({"type": "auto", "disable_parallel_tool_use": True}, Calling(single=True)),
+        ({"type": "any"}, Calling(required=True)),
+        ({"type": "any", "disable_parallel_tool_use": True}, Calling(required=True, single=True)),
+        ({"type": "tool", "name": "look"}, Calling(required=True, name="look", single=True)),
+    ],
+)
+def test_how_tools_are_called_is_told(choice: Any, calling: Calling | None) -> None:
+    sent = generated(tools=[LOOK], tool_choice=choice)
+    assert sent.calling == calling
+    assert len(unpacked(sent.tools)) == 1
+
+
+def test_tools_that_may_not_be_called_are_not_shown() -> None:
+    sent = generated(tools=[LOOK], tool_choice={"type": "none"})
+    assert (sent.tools, sent.calling) == (UNSET, None)
+
+
+def test_a_strict_tool_is_named() -> None:
+    assert generated(tools=[LOOK | {"strict": True, "type": "custom"}]).calling == Calling(strict=["look"])
+
+
+def test_tools_of_anthropics_own_are_passed_over() -> None:
+    own = [{"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}]
+    assert generated(tools=own).tools is UNSET
+    shown = unpacked(generated(tools=[*own, {"name": "bare"}]).tools)
+    assert shown == [{"type": "function", "function": {"name": "bare"}}]
+
+
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_a_schema_is_what_the_answer_is_held_to(place: str) -> None:
+    schema = {"type": "object", "properties": {"z": {"const": "駅"}, "a": {}}}
+    format = {"type": "json_schema", "schema": schema}
+    sent = generated(**{place: {"format": format} if place == "output_config" else format})
+    param = "output_config.format.schema" if place == "output_config" else "output_format.schema"
+    assert sent.form is not None
+    assert sent.form == Form(kind="json_schema", text=sent.form.text, param=param)
+    assert list(json.loads(sent.form.text)["properties"]) == ["z", "a"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "8"}, "max_tokens"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"system": 7}, "system"),
+        ({"tools": [{"description": "no name"}]}, "tools[0].name"),
+        ({"tools": [LOOK, {"name": "x", "input_schema": []}]}, "tools[1].input_schema"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}, "tools": [{"type": "bash", "name": "bash"}]}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "leap"}, "tools": [LOOK]}, "tool_choice.name"),
+        ({"tool_choice": "any", "tools": [LOOK]}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"output_config": {"effort": "all"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refused(**fields)
+    assert error.param == param
+    assert param in error.message
+
+
+def test_how_many_tokens_there_may_be_must_be_said() -> None:
+    with pytest.raises(RequestError) as caught:
+        body.read(json.dumps({"model": "m", "messages": [HI]}).encode())
+    assert caught.value.param == "max_tokens"
+
+
+# --- counting ----------------------------------------------------------------------------------------
+
+
+def test_what_is_counted_is_the_prompt_that_would_be_run() -> None:
+    fields: dict[str, Any] = {"system": "S", "tools": [LOOK], "thinking": {"type": "disabled"}}
+    asked = {"model": "m", "messages": [HI], "max_tokens": "any", **fields}
+    read = body.read_prompt(json.dumps(asked).encode())
+    spoken = conversation(read, system_in_place=True)
+    counted = request.count(read, spoken.messages, [], id="x", incarnation="g")
+    run = generated(**fields)
+    assert counted.tokenizing == Tokenizing()
+    for field in ("messages", "tools", "template_kwargs"):
+        assert getattr(counted, field) == getattr(run, field)

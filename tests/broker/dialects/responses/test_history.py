@@ -1,0 +1,88 @@
+"""What a request goes on from: an earlier response, and items that it names by their ids."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.dialects.responses.body import read
+from broker.dialects.responses.history import recall, response_id
+from broker.dialects.responses.items import Placed, listed
+from broker.dialects.responses.store import Kept, Piece, Store
+from protocol.errors import Code, RequestError
+
+OWNER = b"ann"
+FIRST, SECOND = "a" * 24, "b" * 24
+BYTES_MAX = 2**20
+
+
+def said(stem: str, text: str) -> dict[str, Any]:
+    return {"type": "message", "id": f"msg_{stem}_0", "role": "assistant", "content": text}
+
+
+@pytest.fixture
+def store() -> Store:
+    """Two turns of one conversation."""
+    store = Store(8, BYTES_MAX)
+    before: tuple[Piece, ...] = ()
+    for stem, text in ((FIRST, "one"), (SECOND, "two")):
+        input = listed([{"role": "user", "content": f"{text}?"}], stem)
+        kept = Kept.of({"output": [said(stem, text)]}, (*before, Piece.of(input)))
+        store.put(OWNER, response_id(stem), kept)
+        before = kept.pieces
+    return store
+
+
+def placed(store: Store, *, owner: bytes = OWNER, bytes_max: int = BYTES_MAX, **fields: Any) -> list[Placed]:
+    body = read(json.dumps(fields).encode())
+    return recall(body, store, owner, bytes_max=bytes_max).placed()
+
+
+def test_what_went_before_stands_before_what_is_new(store: Store) -> None:
+    items = placed(store, input="three?", previous_response_id=response_id(SECOND))
+    assert [place for place, _ in items] == ["previous_response_id"] * 4 + ["input"]
+    assert [item["role"] for _, item in items] == ["user", "assistant"] * 2 + ["user"]
+    assert items[3][1] == said(SECOND, "two")
+
+
+def test_an_earlier_one_is_gone_on_from_as_a_branch(store: Store) -> None:
+    items = placed(store, input=[{"role": "user", "content": "x"}], previous_response_id=response_id(FIRST))
+    assert [place for place, _ in items] == ["previous_response_id"] * 2 + ["input[0]"]
+
+
+def test_items_are_named_by_their_ids(store: Store) -> None:
+    references = [
+        {"type": "item_reference", "id": f"msg_{FIRST}_i0"},
+        {"id": f"msg_{SECOND}_0"},
+        {"role": "user", "content": "x"},
+    ]
+    items = placed(store, input=references)
+    assert items[0][1]["content"] == [{"type": "input_text", "text": "one?"}]
+    assert items[1] == ("input[1]", said(SECOND, "two"))
+
+
+@pytest.mark.parametrize("id", [f"msg_{FIRST}_9", f"msg_{'c' * 24}_0", "msg_1", "", f"resp_{FIRST}"])
+def test_an_item_that_is_not_kept_is_not_found(store: Store, id: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        placed(store, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": id}])
+    assert (caught.value.code, caught.value.param) == (Code.RESPONSE_NOT_FOUND, "input[1].id")
+
+
+def test_nothing_is_found_for_another_key(store: Store) -> None:
+    with pytest.raises(RequestError) as caught:
+        placed(store, owner=b"bob", input="x", previous_response_id=response_id(FIRST))
+    assert caught.value.code is Code.PREVIOUS_RESPONSE_NOT_FOUND
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(RequestError):
+        placed(store, owner=b"bob", input=[{"type": "item_reference", "id": f"msg_{FIRST}_0"}])
+
+
+def test_what_is_recalled_is_bounded(store: Store) -> None:
+    reference = {"type": "item_reference", "id": f"msg_{FIRST}_0"}
+    assert len(placed(store, input=[reference] * 4, bytes_max=500)) == 4
+    for fields in ({"input": [reference] * 40}, {"input": "x", "previous_response_id": response_id(SECOND)}):
+        with pytest.raises(RequestError) as caught:
+            placed(store, bytes_max=200, **fields)
+        assert caught.value.code is Code.REQUEST_TOO_LARGE

@@ -1,0 +1,283 @@
+"""Items of responses as messages of a chat: one conversation, one prompt."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects import chat, chat_body
+from broker.dialects.normalize import Conversation
+from broker.dialects.responses import body, request
+from broker.dialects.responses.history import recall
+from broker.dialects.responses.items import PASSED_OVER, listed
+from broker.dialects.responses.sealing import seal
+from broker.dialects.responses.store import Store
+from protocol.errors import RequestError
+from protocol.messages import Generate
+
+STEM = "0123456789abcdef01234567"
+IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+
+
+def by_responses(input: Any, **fields: Any) -> Conversation:
+    read = body.read(json.dumps({"input": input, **fields}).encode())
+    history = recall(read, Store(0, 0), b"", bytes_max=0)
+    return request.conversation(read, history.placed(), system_in_place=True)
+
+
+def by_chat(messages: list[dict[str, Any]], **fields: Any) -> Conversation:
+    read = chat_body.read(json.dumps({"messages": messages, **fields}).encode())
+    return chat.conversation(read, system_in_place=True)
+
+
+def refusal(input: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        by_responses(input)
+    return caught.value
+
+
+def message(role: str, text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **fields}
+
+
+# --- one conversation, in both dialects --------------------------------------------------------------
+
+CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}},
+    {"id": "call_2", "type": "function", "function": {"name": "read", "arguments": '{"path": "b"}'}},
+]
+CHAT = [
+    message("system", "You are an agent."),
+    message("user", [{"type": "text", "text": "Read a and b."}, {"type": "text", "text": "Both."}]),
+    {"role": "assistant", "content": "I will.", "reasoning_content": "Two files.", "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "call_1", "content": "A"},
+    {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "B"}]},
+    message("assistant", "A and B.", reasoning_content="Done."),
+    message("user", "Thanks"),
+]
+ITEMS: list[dict[str, Any]] = [
+    {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Read a and b."}, {"type": "input_text", "text": "Both."}],
+    },
+    {"type": "reasoning", "id": f"rs_{STEM}_0", "summary": [], "encrypted_content": seal("Two files.")},
+    {
+        "type": "message",
+        "role": "assistant",
+        "id": f"msg_{STEM}_1",
+        "content": [{"type": "output_text", "text": "I will.", "annotations": [], "logprobs": []}],
+    },
+    {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": '{"path": "a"}'},
+    {"type": "function_call", "call_id": "call_2", "name": "read", "arguments": '{"path": "b"}'},
+    {"type": "function_call_output", "call_id": "call_1", "output": "A"},
+    {
+        "type": "function_call_output",
+        "call_id": "call_2",
+        "output": [{"type": "input_text", "text": "B"}],
+        "status": "completed",
+    },
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Done."}]},
+    message("assistant", "A and B."),
+    message("user", "Thanks"),
+]
+
+
+def test_a_conversation_with_tools_is_the_same_as_in_a_chat() -> None:
+    by_items = by_responses(ITEMS, instructions="You are an agent.")
+    assert by_items == by_chat(CHAT)
+    assert [m["role"] for m in by_items.messages] == [
+        "system", "user", "assistant", "tool", "tool", "assistant", "user",
+    ]  # fmt: skip
+
+
+def test_tools_are_shown_to_the_template_as_in_a_chat() -> None:
+    function = {"name": "read", "description": "Reads.", "parameters": {"type": "object"}, "strict": True}
+    read = body.read(json.dumps({"input": "x", "tools": [{"type": "function", **function}]}).encode())
+    in_chat = {"messages": [message("user", "x")], "tools": [{"type": "function", "function": function}]}
+
+    def made(generate: Generate) -> tuple[Any, Any]:
+        return bytes(generate.tools or b""), generate.calling
+
+    offer = request.offered(read)
+    by_items = request.generate(read, by_responses("x"), offer, [], id="x", incarnation="g")
+    asked = chat_body.read(json.dumps(in_chat).encode())
+    by_messages = chat.generate(asked, by_chat(in_chat["messages"]).messages, [], id="x", incarnation="g")
+    assert made(by_items) == made(by_messages)
+    assert by_items.calling is not None
+
+
+def test_text_between_calls_of_one_response_is_one_text_again() -> None:
+    items: list[dict[str, Any]] = [message("user", "x")]
+    for number, text in enumerate(["one ", "two"]):
+        items.append(message("assistant", text, id=f"msg_{STEM}_{2 * number}"))
+        items.append({"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"})
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(2)
+    ]
+    in_chat = {"role": "assistant", "content": "one two", "tool_calls": calls}
+    assert by_responses(items) == by_chat([message("user", "x"), in_chat])
+
+
+def test_texts_of_different_responses_are_told_apart() -> None:
+    other = "f" * 24
+    items = [
+        message("assistant", "one", id=f"msg_{STEM}_0"),
+        message("assistant", "two", id=f"msg_{other}_0"),
+    ]
+    both = by_responses(
+        [message("user", "x"), *items, message("assistant", "three"), message("assistant", "")]
+    )
+    assert both.messages[1]["content"] == "one\n\ntwo\n\nthree"
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+turns = st.lists(
+    st.tuples(texts, texts, texts, st.lists(texts, max_size=2)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(turns)
+def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, str, list[str]]]) -> None:
+    items: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
+    for asked, thought, said, results in spoken:
+        items += [
+            message("user", asked),
+            {"type": "reasoning", "summary": [], "encrypted_content": seal(thought)},
+        ]
+        items.append({"type": "message", **message("assistant", said)})
+        calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(len(results))]
+        messages += [message("user", asked), message("assistant", said, reasoning=thought, tool_calls=calls)]
+        for n, result in enumerate(results):
+            items.append({"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"})
+            messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": result})
+        for n, result in enumerate(results):
+            items.append({"type": "function_call_output", "call_id": f"c{n}", "output": result})
+    assert by_responses(items) == by_chat(messages)
+
+
+# --- what is taken -----------------------------------------------------------------------------------
+
+
+def test_text_alone_is_a_users_message() -> None:
+    assert by_responses("hi").messages == [message("user", "hi")]
+
+
+def test_instructions_and_what_developers_say_are_one_system_message() -> None:
+    items = [message("developer", "b"), message("system", "c"), message("user", "x")]
+    assert by_responses(items, instructions="a").messages[0] == message("system", "a\n\nb\n\nc")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"summary": [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]},
+            "a\n\nb",
+        ),
+        ({"summary": [], "content": [{"type": "reasoning_text", "text": "c"}]}, "c"),
+        ({"summary": [], "content": None, "encrypted_content": seal("d")}, "d"),
+        ({"summary": [{"type": "summary_text", "text": "a"}], "encrypted_content": "gAAAAABo"}, "a"),
+        ({"summary": [], "encrypted_content": "gAAAAABo"}, None),
+    ],
+)
+def test_a_thought_is_read_as_far_as_it_can_be(fields: dict[str, Any], text: str | None) -> None:
+    items = [message("user", "x"), {"type": "reasoning", "id": "rs_1", **fields}, message("assistant", "y")]
+    assert by_responses(items).messages[1].get("reasoning_content") == text
+
+
+def test_calls_of_namespaces_and_of_custom_tools_are_calls_of_functions() -> None:
+    items = [
+        {
+            "type": "function_call",
+            "call_id": "1",
+            "namespace": "mcp__fs__",
+            "name": "read",
+            "arguments": "{}",
+        },
+        {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "done"},
+    ]
+    [said, result] = by_responses(items).messages
+    assert [call["function"] for call in said["tool_calls"]] == [
+        {"name": "mcp__fs__read", "arguments": {}},
+        {"name": "patch", "arguments": {"input": "*** Begin"}},
+    ]
+    assert result == {"role": "tool", "content": "done", "tool_call_id": "2"}
+
+
+def test_images_are_set_aside_wherever_they_are() -> None:
+    picture = {"type": "input_image", "image_url": IMAGE, "detail": "auto"}
+    items = [
+        message("user", [{"type": "input_text", "text": "?"}, picture]),
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [picture]},
+    ]
+    conversation = by_responses(items)
+    assert [image.param for image in conversation.images] == ["input[0].content[1]", "input[2].output[0]"]
+    assert {image.url for image in conversation.images} == {IMAGE}
+    assert conversation.messages[2]["content"] == [{"type": "image"}]
+
+
+def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
+    items = [{"type": kind, "id": "x", "action": {}, "output": {"a": 1}} for kind in sorted(PASSED_OVER)]
+    assert by_responses([message("user", "x"), *items]).messages == [message("user", "x")]
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": "nonsense"}, "input[0].type"),
+        ({"role": "king", "content": "x"}, "input[0].role"),
+        ({"role": "user", "content": 3}, "input[0].content"),
+        ({"type": "message", "content": "x"}, "input[0].role"),
+        ({"role": "user", "content": [{"type": "input_video"}]}, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_text", "text": 3}]}, "input[0].content[0].text"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]},
+            "input[0].content[0].image_url",
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "input_image", "image_url": IMAGE}]},
+            "input[0].content[0]",
+        ),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
+        ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
+        ({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}, "input[0].output"),
+        ({"type": "reasoning", "summary": "x"}, "input[0].summary"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
+    ],
+)
+def test_what_is_wrong_with_an_item_is_named(item: dict[str, Any], param: str) -> None:
+    assert refusal([item]).param == param
+
+
+def test_no_items_at_all_are_refused() -> None:
+    assert refusal([]).param == "input"
+
+
+# --- as they are kept --------------------------------------------------------------------------------
+
+
+def test_items_are_listed_with_types_and_ids_and_mean_the_same() -> None:
+    items = [*ITEMS, message("user", None), {"id": "mine", "type": "web_search_call"}]
+    shown = listed(items, STEM)
+    assert [item["id"] for item in shown[:2]] == [f"msg_{STEM}_i0", f"rs_{STEM}_0"]
+    assert shown[-1]["id"] == "mine"
+    assert len({item["id"] for item in shown}) == len(shown)
+    assert shown[9]["content"] == [{"type": "input_text", "text": "Thanks"}]
+    assert shown[8]["content"] == [{"type": "output_text", "annotations": [], "text": "A and B."}]
+    assert all(item["type"] for item in shown)
+    assert by_responses(shown) == by_responses(items)

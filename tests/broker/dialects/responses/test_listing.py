@@ -1,0 +1,67 @@
+"""Input items, page by page."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects.responses.listing import PAGE_ITEMS, page
+from protocol.errors import RequestError
+
+ITEMS = [{"id": f"i{n}", "type": "message"} for n in range(25)]
+
+
+def ids(document: dict[str, list[dict[str, str]]]) -> list[str]:
+    return [item["id"] for item in document["data"]]
+
+
+def test_the_newest_come_first_unless_asked_otherwise() -> None:
+    shown = page(ITEMS, {})
+    assert ids(shown) == [f"i{n}" for n in range(24, 24 - PAGE_ITEMS, -1)]
+    assert (shown["first_id"], shown["last_id"], shown["has_more"]) == ("i24", "i5", True)
+    assert ids(page(ITEMS, {"order": "asc", "limit": "2"})) == ["i0", "i1"]
+    assert page([], {}) == {
+        "object": "list",
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }
+
+
+@given(st.integers(1, 100), st.sampled_from(["asc", "desc"]))
+def test_page_after_page_is_all_of_them(limit: int, order: str) -> None:
+    seen: list[str] = []
+    query = {"limit": str(limit), "order": order}
+    more = True
+    while more:
+        shown = page(ITEMS, query)
+        seen += ids(shown)
+        more = shown["has_more"]
+        query["after"] = shown["last_id"]
+    wanted = [item["id"] for item in ITEMS]
+    assert seen == (wanted if order == "asc" else wanted[::-1])
+
+
+def test_before_ends_where_it_says() -> None:
+    shown = page(ITEMS, {"order": "asc", "after": "i1", "before": "i4"})
+    assert (ids(shown), shown["has_more"]) == (["i2", "i3"], False)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"order": "up"}, "order"),
+        ({"limit": "0"}, "limit"),
+        ({"limit": "101"}, "limit"),
+        ({"limit": "9" * 5000}, "limit"),
+        ({"limit": "²"}, "limit"),
+        ({"after": "nobody"}, "after"),
+        ({"before": "nobody"}, "before"),
+    ],
+)
+def test_what_is_wrong_with_a_query_is_named(query: dict[str, str], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        page(ITEMS, query)
+    assert caught.value.param == param

@@ -1,0 +1,232 @@
+"""The bodies of responses: what is passed on to the worker, what is repeated, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.dialects.body import encode
+from broker.dialects.normalize import Conversation
+from broker.dialects.responses import body, request
+from protocol.conversation import unpack
+from protocol.errors import RequestError
+from protocol.messages import Generate
+from protocol.parts import Form
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
+
+
+def read(**fields: Any) -> body.Body:
+    return body.read(json.dumps({"input": "hello", **fields}).encode())
+
+
+def generate(**fields: Any) -> Generate:
+    asked = read(**fields)
+    canonical = Conversation([{"role": "user", "content": "hello"}], ())
+    return request.generate(asked, canonical, request.offered(asked), [], id="resp_1", incarnation="g")
+
+
+def envelope(**fields: Any) -> Any:
+    made = request.envelope(read(**fields), id="resp_1", model="m", created_at=7, kept=True)
+    return json.loads(encode(made))
+
+
+def refusal(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        generate(**fields)
+    return caught.value
+
+
+# --- to the worker -----------------------------------------------------------------------------------
+
+
+def test_parameters_are_passed_on() -> None:
+    made = generate(
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        seed=3,
+        top_k=4,
+        stop=["x"],
+        priority=-1,
+        cache_salt="s",
+    )
+    assert (made.max_tokens, made.stop, made.priority, made.cache_salt) == (9, ["x"], -1, "s")
+    sampling = made.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.9, 3, 4)
+    assert made.source == "input"
+    assert generate().max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"top_logprobs": 0}, None),
+        ({"top_logprobs": 3}, 3),
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
+        ({"include": ["file_search_call.results"]}, None),
+    ],
+)
+def test_likelihoods_are_asked_for_in_either_way(fields: dict[str, Any], logprobs: int | None) -> None:
+    assert generate(**fields).sampling.logprobs == logprobs
+
+
+def test_an_effort_is_a_wish_to_the_template() -> None:
+    assert unpack(generate(reasoning={"effort": "low"})).options == {"reasoning_effort": "low"}
+    wishes = unpack(generate(reasoning={"effort": "none", "summary": "auto"})).options
+    assert wishes == {"reasoning_effort": "none", "enable_thinking": False}
+    assert unpack(generate(chat_template_kwargs={"a": 1}, enable_thinking=True)).options == {
+        "a": 1,
+        "enable_thinking": True,
+    }
+    assert generate(thinking_budget=5).thinking_budget == 5
+
+
+def test_a_format_is_the_form_of_the_answer() -> None:
+    schema = {"type": "json_schema", "name": "t", "strict": True, "schema": SCHEMA}
+    made = generate(text={"format": schema, "verbosity": "low"})
+    assert made.form == Form(kind="json_schema", text=json.dumps(SCHEMA), param="text.format.schema")
+    assert generate(text={"format": {"type": "json_object"}}).form == Form(
+        kind="json_object", param="text.format"
+    )
+    assert generate(text={"format": {"type": "text"}}).form is None
+    assert generate(text={}).form is None
+
+
+def test_a_body_as_codex_sends_it_is_taken() -> None:
+    tools = [
+        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
+        {"type": "namespace", "name": "mcp__fs__", "description": "x", "tools": [
+            {"type": "function", "name": "read", "strict": False, "parameters": {"type": "object"}},
+        ]},
+        {"type": "web_search", "external_web_access": False},
+    ]  # fmt: skip
+    input = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "b"}],
+            "id": "m1",
+        },
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "c"}]},
+        {"type": "function_call", "id": "fc_1", "name": "shell", "arguments": "{}", "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+    ]
+    made = generate(
+        instructions="You are Codex.",
+        input=input,
+        tools=tools,
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        client_metadata={"a": "b"},
+        text={"verbosity": "low"},
+        service_tier=None,
+    )
+    assert [tool["function"]["name"] for tool in unpack(made).tools or []] == ["shell", "mcp__fs__read"]
+    assert made.calling is None
+
+
+def test_nulls_and_unknown_fields_are_absent() -> None:
+    nulls = dict.fromkeys(body.Body.__struct_fields__)
+    assert generate(**{**nulls, "input": "hello"}, x_unknown={"a": [1]}).max_tokens is None
+
+
+# --- what is repeated --------------------------------------------------------------------------------
+
+
+def test_a_response_repeats_its_request_with_openais_defaults() -> None:
+    shown = envelope()
+    assert shown["tools"] == []
+    assert (shown["tool_choice"], shown["parallel_tool_calls"]) == ("auto", True)
+    assert (shown["temperature"], shown["top_p"], shown["metadata"]) == (1, 1, {})
+    assert shown["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+    assert (shown["store"], shown["created_at"], shown["truncation"]) == (True, 7, "disabled")
+    assert shown["reasoning"] == {"effort": None, "summary": None}
+
+
+def test_a_response_repeats_what_was_asked_for() -> None:
+    schema = {"type": "json_schema", "name": "t", "strict": True, "schema": SCHEMA}
+    shown = envelope(
+        instructions="i",
+        temperature=0,
+        metadata={"a": "b"},
+        tools=[{"type": "function", "name": "f"}, {"type": "web_search", "x": 1}],
+        tool_choice={"type": "function", "name": "f"},
+        parallel_tool_calls=False,
+        max_output_tokens=20,
+        max_tool_calls=2,
+        text={"format": schema},
+        reasoning={"effort": "high", "generate_summary": "concise"},
+        user="u",
+        truncation="auto",
+    )
+    assert (shown["instructions"], shown["temperature"], shown["metadata"]) == ("i", 0, {"a": "b"})
+    assert shown["tools"][0] == {
+        "type": "function", "name": "f", "description": None, "parameters": None, "strict": None,
+    }  # fmt: skip
+    assert shown["tools"][1] == {"type": "web_search", "x": 1}
+    assert shown["tool_choice"] == {"type": "function", "name": "f"}
+    assert (shown["max_output_tokens"], shown["max_tool_calls"], shown["user"]) == (20, 2, "u")
+    assert shown["text"]["format"] == schema | {"description": None}
+    assert shown["reasoning"] == {"effort": "high", "summary": "concise"}
+    assert shown["truncation"] == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("fields", "summarized", "sealed"),
+    [
+        ({}, False, False),
+        ({"reasoning": {"effort": "low"}}, False, False),
+        ({"reasoning": {"summary": "none"}}, False, False),
+        ({"reasoning": {"summary": "auto"}}, True, False),
+        ({"reasoning": {"generate_summary": "detailed"}}, True, False),
+        ({"include": ["reasoning.encrypted_content"]}, False, True),
+    ],
+)
+def test_thoughts_are_told_as_they_were_asked_for(
+    fields: dict[str, Any], summarized: bool, sealed: bool
+) -> None:
+    asked = read(**fields)
+    style = request.style(asked, request.offered(asked))
+    assert (style.summarized, style.sealed) == (summarized, sealed)
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"truncation": "some"}, "truncation"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"include": "all"}, "include"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "t"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": [1]}}}, "text.format.schema"),
+        ({"tools": [3]}, "tools[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    error = refusal(**fields)
+    assert (error.param, error.kind.status) == (param, 400)

@@ -1,0 +1,96 @@
+"""The responses that are kept: whose they are, how many, and how large together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.dialects.responses.store import PIECE_BYTES, RESPONSE_BYTES, Kept, Piece, Store
+from protocol.errors import RequestError
+
+ANN, BOB = b"ann", b"bob"
+
+
+def item(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": text}
+
+
+def kept(text: str = "x", before: tuple[Piece, ...] = ()) -> Kept:
+    """A turn of a conversation."""
+    return Kept.of({"id": text, "output": [item(f"out {text}")]}, (*before, Piece.of([item(f"in {text}")])))
+
+
+def test_a_response_is_kept_as_it_was_with_all_that_it_answers() -> None:
+    store = Store(8, 2**20)
+    first = kept("1")
+    store.put(ANN, "r1", first)
+    store.put(ANN, "r2", kept("2", first.pieces))
+    assert store.get(ANN, "r2").document() == {"id": "2", "output": [item("out 2")]}
+    assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
+
+
+def test_nobody_sees_or_deletes_what_belongs_to_another_key() -> None:
+    store = Store(8, 2**20)
+    store.put(ANN, "r", kept())
+    for ask in (store.get, store.delete):
+        with pytest.raises(RequestError, match="'r' not found"):
+            ask(BOB, "r")
+    assert store.get(ANN, "r")
+    store.delete(ANN, "r")
+    with pytest.raises(RequestError) as caught:
+        store.get(ANN, "r")
+    assert caught.value.kind.status == 404
+    assert store.bytes == 0
+
+
+def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
+    store = Store(2, 2**20)
+    first = kept("1")
+    for number, one in enumerate([first, kept("2", first.pieces), kept("3")], 1):
+        store.put(ANN, f"r{number}", one)
+    with pytest.raises(RequestError):
+        store.get(ANN, "r1")
+    assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
+
+
+def test_one_too_large_for_the_store_leaves_nothing() -> None:
+    store = Store(8, 4096)
+    store.put(ANN, "small", kept())
+    store.put(ANN, "large", kept("x" * 5000))
+    assert (len(store), store.bytes) == (0, 0)
+    assert not Store(0, 2**20).keeps
+
+
+acts = st.tuples(st.sampled_from(["new", "go on", "delete"]), st.integers(0, 30), st.integers(1, 800))
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 5), st.integers(1500, 9000), st.lists(acts, max_size=30))
+def test_it_keeps_to_its_bounds_and_counts_each_piece_once(
+    count_max: int, bytes_max: int, script: list[tuple[str, int, int]]
+) -> None:
+    store = Store(count_max, bytes_max)
+    there: dict[str, Kept] = {}
+    for number, (act, which, size) in enumerate(script):
+        name = list(there)[which % len(there)] if there else ""
+        if act == "delete" and there:
+            store.delete(ANN, name)
+            del there[name]
+        else:
+            before = there[name].pieces if act == "go on" and there else ()
+            there[f"r{number}"] = kept(str(number) + "x" * size, before)
+            store.put(ANN, f"r{number}", there[f"r{number}"])
+        while len(there) > len(store):
+            del there[next(iter(there))]  # the oldest
+        assert all(store.get(ANN, name) is one for name, one in there.items())
+        assert len(store) <= count_max
+        assert store.bytes == _bytes(there) <= bytes_max
+
+
+def _bytes(there: dict[str, Kept]) -> int:
+    pieces = {id(piece): len(piece.encoded) for one in there.values() for piece in one.pieces}
+    own = (RESPONSE_BYTES + len(one.head) + PIECE_BYTES * len(one.pieces) for one in there.values())
+    return sum(pieces.values()) + sum(own)

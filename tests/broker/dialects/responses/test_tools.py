@@ -1,0 +1,120 @@
+"""Tools of responses: what is offered of them, and how they may be called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.dialects.responses.tools import Offer, flat_name, offer, told
+from protocol.errors import RequestError
+from protocol.parts import Calling
+
+READ: dict[str, Any] = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+NOTE: dict[str, Any] = {"type": "function", "name": "note", "strict": True}
+FILES: dict[str, Any] = {
+    "type": "namespace",
+    "name": "mcp__files__",
+    "description": "Files.",
+    "tools": [READ, {"type": "custom", "name": "raw"}],
+}
+ELSEWHERE = [
+    {"type": "web_search"},
+    {"type": "local_shell"},
+    {"type": "custom", "name": "patch"},
+    {"type": None},
+]
+
+
+def names(offered: Offer) -> list[str]:
+    return [tool["function"]["name"] for tool in offered.shown]
+
+
+def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> Offer:
+    return offer(tools or (READ, NOTE, FILES), choice, single=single)
+
+
+def test_functions_are_offered_and_what_we_do_not_run_is_passed_over() -> None:
+    offered = choose("auto", *ELSEWHERE, READ)
+    assert offered.shown == [
+        {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+    ]
+    assert offered.calling is None
+
+
+def test_functions_of_a_namespace_have_both_names_in_one() -> None:
+    offered = choose(None, READ, FILES)
+    assert names(offered) == ["read", "mcp__files__read"]
+    assert offered.namespaces == {"mcp__files__read": ("mcp__files__", "read")}
+    assert flat_name("mcp__files", "_read") == "mcp__files__read"
+    assert flat_name(None, "_read") == "_read"
+
+
+def test_of_two_functions_with_one_name_the_first_counts() -> None:
+    assert choose(None, READ, {**READ, "description": "other"}).shown == choose(None, READ).shown
+
+
+@pytest.mark.parametrize(
+    ("choice", "single", "calling"),
+    [
+        ("auto", False, Calling(strict=["note"])),
+        ("auto", True, Calling(single=True, strict=["note"])),
+        ("required", False, Calling(required=True, strict=["note"])),
+        (
+            {"type": "function", "name": "read"},
+            False,
+            Calling(required=True, name="read", single=True, strict=["note"]),
+        ),
+        (
+            {"type": "function", "name": "read", "namespace": "mcp__files__"},
+            False,
+            Calling(required=True, name="mcp__files__read", single=True, strict=["note"]),
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "read"}]},
+            False,
+            Calling(required=True),
+        ),
+    ],
+)
+def test_a_choice_says_how_tools_are_called(choice: Any, single: bool, calling: Calling) -> None:
+    assert choose(choice, single=single).calling == calling
+
+
+def test_none_offers_nothing_and_a_list_what_is_on_it() -> None:
+    assert names(choose("none")) == []
+    assert choose("none").calling is None
+    listed = [{"type": "function", "name": "note"}, {"type": "web_search"}]
+    assert names(choose({"type": "allowed_tools", "mode": "auto", "tools": listed})) == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "param"),
+    [
+        ("sometimes", [READ], "tool_choice"),
+        ({"type": "web_search"}, [READ], "tool_choice"),
+        ({"type": "function"}, [READ], "tool_choice.name"),
+        ({"type": "function", "name": "other"}, [READ], "tool_choice.name"),
+        ({"type": "allowed_tools"}, [READ], "tool_choice.tools"),
+        (
+            {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]},
+            [READ],
+            "tool_choice.tools[0].name",
+        ),
+        ("required", [{"type": "web_search"}], "tool_choice"),
+        (None, [{"type": "function"}], "tools[0].name"),
+        (None, [READ, {"type": "function", "name": ""}], "tools[1].name"),
+        (None, [{**READ, "parameters": 3}], "tools[0].parameters"),
+        (None, [{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
+        (None, [{**FILES, "tools": 3}], "tools[0].tools"),
+    ],
+)
+def test_what_is_wrong_is_named(choice: Any, tools: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        choose(choice, *tools)
+    assert caught.value.param == param
+
+
+def test_a_function_is_repeated_with_all_that_clients_ask_for() -> None:
+    assert told(READ) == {**READ, "description": None, "strict": None}
+    assert told(FILES) == FILES

@@ -1,0 +1,71 @@
+"""Volatile lines before a system prompt: dropped, wherever the dialect has put them, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects.normalize import normalize
+from broker.dialects.volatile import HEADS, without_head
+
+# As Claude Code 2.1 writes it, to Anthropic itself and to others.
+BILLING = "x-anthropic-billing-header: cc_version=2.1.330.fe5; cc_entrypoint=sdk-cli; cch=a1b2c;"
+LATER = "x-anthropic-billing-header: cc_version=2.1.330.c62; cc_entrypoint=sdk-cli; cch=00000;"
+PROMPT = "You are an agent.\n\nx-anthropic-billing-header: is a name that I mention."
+
+TEXTS = st.lists(
+    st.sampled_from([*HEADS, BILLING, "\n", "\n\n", "You are", " ", "x-anthropic", "x-anthropic-billing: y"])
+).map("".join)
+
+
+def system(*contents: Any) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": content} for content in contents]
+    return normalize([*messages, {"role": "user", "content": "Hi"}]).messages
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        (f"{BILLING}\n{PROMPT}",),
+        (f"{BILLING}\n\n{PROMPT}",),
+        (f"{BILLING}\n{LATER}\n{PROMPT}",),
+        (parts(BILLING, PROMPT),),
+        (BILLING, PROMPT),
+        (parts(BILLING), parts(PROMPT)),
+    ],
+)
+def test_the_prompt_is_that_of_a_request_without_the_line(told: tuple[Any, ...]) -> None:
+    assert system(*told) == system(PROMPT)
+
+
+def test_two_requests_that_differ_in_the_line_begin_alike() -> None:
+    assert system(parts(BILLING, PROMPT)) == system(parts(LATER, PROMPT))
+
+
+def test_nothing_else_is_taken_away() -> None:
+    assert system(PROMPT)[0]["content"] == PROMPT
+    assert without_head(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"
+
+
+def test_what_the_user_says_is_the_users() -> None:
+    (said,) = normalize([{"role": "user", "content": f"{BILLING}\nWhat is this?"}]).messages
+    assert said["content"] == f"{BILLING}\nWhat is this?"
+
+
+def test_a_prompt_of_nothing_but_the_line_is_empty() -> None:
+    assert without_head(BILLING) == ""
+
+
+@given(TEXTS)
+def test_what_is_left_begins_with_no_such_line_and_ends_as_it_did(text: str) -> None:
+    left = without_head(text)
+    assert text.endswith(left)
+    assert not left.startswith(HEADS)
+    assert without_head(left) == left

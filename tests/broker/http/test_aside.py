@@ -1,0 +1,106 @@
+"""Large bodies are worked on beside the event loop, in turn; others at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from broker.http.aside import LARGE_BODY_BYTES, Aside
+from protocol.conversation import unpack
+from protocol.errors import Code, RequestError
+from tests.broker.asgi import run
+from tests.broker.dispatching import accepted, events, finished
+from tests.broker.house import House
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def aside() -> Iterator[Aside]:
+    made = Aside()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("size", "beside"), [(LARGE_BODY_BYTES - 1, False), (LARGE_BODY_BYTES, True)])
+def test_only_what_is_large_leaves_the_loops_thread(aside: Aside, size: int, beside: bool) -> None:
+    async def talk() -> None:
+        thread = await aside.work(size, threading.get_ident)
+        assert (thread != threading.get_ident()) is beside
+
+    run(talk())
+
+
+def test_the_loop_runs_while_a_large_body_is_worked_on(aside: Aside) -> None:
+    reached = threading.Event()
+
+    async def talk() -> None:
+        asyncio.get_running_loop().call_soon(reached.set)
+        assert await aside.work(LARGE_BODY_BYTES, lambda: reached.wait(WAIT_S))
+
+    run(talk())
+
+
+def test_one_is_worked_on_at_a_time_in_the_order_they_came(aside: Aside) -> None:
+    order: list[tuple[str, int]] = []
+
+    def work(number: int) -> None:
+        order.append(("begins", number))
+        order.append(("ends", number))
+
+    async def talk() -> None:
+        await asyncio.gather(*(aside.work(LARGE_BODY_BYTES, lambda n=n: work(n)) for n in range(20)))  # type: ignore[misc]
+
+    run(talk())
+    assert order == [(what, number) for number in range(20) for what in ("begins", "ends")]
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BODY_BYTES])
+def test_what_is_wrong_with_a_body_is_raised_where_it_is_waited_for(aside: Aside, size: int) -> None:
+    def refuse() -> None:
+        raise RequestError(Code.INVALID_REQUEST, param="messages")
+
+    async def talk() -> None:
+        with pytest.raises(RequestError) as caught:
+            await aside.work(size, refuse)
+        assert caught.value.param == "messages"
+
+    run(talk())
+
+
+def test_who_goes_before_his_turn_has_no_work_done(aside: Aside) -> None:
+    held: Future[None] = Future()
+    done: list[str] = []
+
+    async def talk() -> None:
+        first = asyncio.ensure_future(aside.work(LARGE_BODY_BYTES, lambda: held.result(WAIT_S)))
+        second = asyncio.ensure_future(aside.work(LARGE_BODY_BYTES, lambda: done.append("second")))
+        third = asyncio.ensure_future(aside.work(LARGE_BODY_BYTES, lambda: done.append("third")))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        held.set_result(None)
+        await asyncio.gather(first, third)
+
+    run(talk())
+    assert done == ["third"]
+
+
+def test_a_large_conversation_arrives_as_a_small_one_does(house: House) -> None:
+    said = "x" * LARGE_BODY_BYTES
+
+    async def talk() -> None:
+        answer = house.chat(said)
+        id = await house.arrived()
+        assert unpack(house.requests()[0]).messages == [{"role": "user", "content": said}]
+        house.line.say("w", accepted("w", id), events("w", id, "read"), finished("w", id, 1))
+        assert (await answer.end()).json["choices"][0]["message"]["content"] == "read"
+        wrong = house.chat([{"type": "text", "text": said}, {"type": "input_audio"}])
+        await wrong.end()
+        assert (wrong.status, wrong.error["code"]) == (400, "invalid_request")
+
+    run(talk())

@@ -1,0 +1,224 @@
+"""POST /v1/responses and what becomes of a response, on its way to a worker and back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from protocol.conversation import unpack
+from tests.broker.asgi import Exchange, run
+from tests.broker.dispatching import accepted, events, failed, finished, reused
+from tests.broker.house import RESPONSES, House
+
+ANN, BOB = "key-of-ann", "key-of-bob"
+
+
+def keyed() -> House:
+    house = House(api_keys=(ANN, BOB))
+    house.line.serving("w")
+    return house
+
+
+async def answered(house: House, text: str = "all aboard", **fields: Any) -> Any:
+    """A whole response."""
+    sent = len(house.requests())
+    exchange = house.respond(**fields)
+    id = await house.arrived(sent + 1)
+    house.line.say("w", accepted("w", id), events("w", id, text), finished("w", id, 1))
+    return (await exchange.end()).json
+
+
+def post(house: House, path: str) -> Exchange:
+    return house.get(path, method="POST")
+
+
+def test_a_document_has_the_answer_and_the_id_that_its_worker_knows(house: House) -> None:
+    async def talk() -> None:
+        document = await answered(house, model="org/model", instructions="Be terse.")
+        [request] = house.requests()
+        assert unpack(request).messages == [
+            {"role": "system", "content": "Be terse."},
+            {"role": "user", "content": "hello"},
+        ]
+        assert (document["id"], document["model"], document["status"]) == (
+            request.id,
+            "org/model",
+            "completed",
+        )
+        assert document["output"][0]["content"][0]["text"] == "all aboard"
+
+    run(talk())
+    assert len(house.line.dispatcher.flights) == 0
+    assert house.gateway.answering == {}
+
+
+def test_a_stream_is_sent_as_it_comes(house: House) -> None:
+    async def talk() -> None:
+        answer = house.respond(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), reused("w", id))
+        await answer.holds(b"response.in_progress")
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        house.line.say("w", events("w", id, "all "))
+        await answer.holds(b'"delta":"all "')
+        house.line.say("w", finished("w", id, 1))
+        await answer.end()
+        assert answer.complete
+        assert b"event: response.completed\n" in answer.body
+
+    run(talk())
+
+
+def test_a_conversation_goes_on_from_the_last_id(house: House) -> None:
+    async def talk() -> None:
+        first = await answered(house, "one", input="1", instructions="Be terse.")
+        second = await answered(house, "two", input="2", previous_response_id=first["id"])
+        third = await answered(house, "three", input="3", previous_response_id=second["id"])
+        assert third["previous_response_id"] == second["id"]
+        assert unpack(house.requests()[-1]).messages == [
+            {"role": "user", "content": "1"},
+            {"role": "assistant", "content": "one"},
+            {"role": "user", "content": "2"},
+            {"role": "assistant", "content": "two"},
+            {"role": "user", "content": "3"},
+        ]
+
+    run(talk())
+
+
+def test_a_response_can_be_asked_for_again_until_it_is_deleted(house: House) -> None:
+    async def talk() -> None:
+        document = await answered(house)
+        path = f"{RESPONSES}/{document['id']}"
+        assert (await house.get(path).end()).json == document
+        items = (await house.get(f"{path}/input_items").end()).json
+        assert items["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
+        assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
+        deleted = (await house.get(path, method="DELETE").end()).json
+        assert deleted == {"id": document["id"], "object": "response", "deleted": True}
+        for exchange in (house.get(path), house.get(path, method="DELETE"), house.get(f"{path}/input_items")):
+            await exchange.end()
+            assert (exchange.status, exchange.error["code"]) == (404, "response_not_found")
+        again = await house.respond(previous_response_id=document["id"]).end()
+        assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
+        assert again.error["param"] == "previous_response_id"
+
+    run(talk())
+
+
+@pytest.mark.parametrize("configured", [{"responses_max": 0}, {}])
+def test_what_is_not_to_be_kept_is_not(configured: dict[str, Any]) -> None:
+    house = House(**configured)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        document = await answered(house, **({} if configured else {"store": False}))
+        assert document["store"] is False
+        exchange = await house.get(f"{RESPONSES}/{document['id']}").end()
+        assert exchange.status == 404
+
+    run(talk())
+    assert len(house.gateway.responses) == 0
+
+
+def test_a_key_never_sees_what_another_one_was_answered() -> None:
+    house = keyed()
+
+    async def talk() -> None:
+        document = await answered(house, key=ANN)
+        path = f"{RESPONSES}/{document['id']}"
+        assert (await house.get(path, x_api_key=ANN).end()).status == 200
+        for method in ("GET", "DELETE"):
+            assert (await house.get(path, method, x_api_key=BOB).end()).status == 404
+        assert (await house.get(f"{path}/input_items", x_api_key=BOB).end()).status == 404
+        assert (await house.get(f"{path}/cancel", "POST", x_api_key=BOB).end()).status == 404
+        assert (await house.respond(key=BOB, previous_response_id=document["id"]).end()).status == 400
+        reference = [{"type": "item_reference", "id": document["output"][0]["id"]}]
+        assert (await house.respond(reference, key=BOB).end()).status == 404
+        assert (await house.get(path).end()).status == 401
+
+    run(talk())
+
+
+def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
+    house = keyed()
+
+    async def talk() -> None:
+        stream = house.respond(key=ANN, stream=True)
+        id = await house.arrived()
+        path = f"{RESPONSES}/{id}"
+        house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "all "))
+        await stream.holds(b'"delta":"all "')
+        seen = (await house.get(path, x_api_key=ANN).end()).json
+        assert (seen["id"], seen["status"]) == (id, "in_progress")
+        assert (await house.get(f"{path}/cancel", "POST", x_api_key=BOB).end()).status == 404
+        document = (await house.get(f"{path}/cancel", "POST", x_api_key=ANN).end()).json
+        assert (document["status"], document["output"][0]["content"][0]["text"]) == ("cancelled", "all ")
+        await stream.end()
+        assert stream.complete
+        last = json.loads(stream.body.split(b"data: ")[-1])
+        assert (last["type"], last["response"]) == ("response.incomplete", document)
+        assert (await house.get(path, x_api_key=ANN).end()).json == document
+
+    run(talk())
+    assert house.cancels()
+    assert len(house.line.dispatcher.flights) == 0
+
+
+def test_one_that_is_over_cannot_be_cancelled(house: House) -> None:
+    async def talk() -> None:
+        document = await answered(house)
+        exchange = await post(house, f"{RESPONSES}/{document['id']}/cancel").end()
+        assert (exchange.status, exchange.error["code"]) == (400, "invalid_request")
+        assert (await post(house, f"{RESPONSES}/resp_none/cancel").end()).status == 404
+
+    run(talk())
+
+
+def test_a_client_that_leaves_keeps_nothing(house: House) -> None:
+    async def talk() -> None:
+        answer = house.respond(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "a"))
+        await answer.holds(b'"delta":"a"')
+        answer.leave()
+        await answer.end()
+
+    run(talk())
+    assert (len(house.gateway.responses), house.gateway.answering) == (0, {})
+
+
+def test_a_refusal_of_the_worker_is_a_status_code(house: House) -> None:
+    async def talk() -> None:
+        for stream in (True, False):
+            answer = house.respond(stream=stream)
+            id = await house.arrived(len(house.requests()) + 1)
+            house.line.say("w", failed("w", id, "context_length_exceeded"))
+            await answer.end()
+            assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+    run(talk())
+    assert len(house.gateway.responses) == 0
+
+
+def test_an_image_that_cannot_be_served_is_named(house: House) -> None:
+    url = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+
+    async def talk() -> None:
+        picture = {"type": "input_image", "image_url": url}
+        answer = await house.respond([{"role": "user", "content": [picture]}]).end()
+        assert (answer.error["code"], answer.error["param"]) == ("unsupported_media", "input[0].content[0]")
+
+    run(talk())
+
+
+def test_what_was_streamed_is_not_streamed_again(house: House) -> None:
+    async def talk() -> None:
+        document = await answered(house)
+        answer = await house.get(f"{RESPONSES}/{document['id']}?stream=true").end()
+        assert (answer.status, answer.error["param"]) == (400, "stream")
+
+    run(talk())

@@ -1,0 +1,99 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.conversation import unpack
+from protocol.messages import Accepted
+from protocol.parts import Tokenizing
+from tests.broker.asgi import run
+from tests.broker.dispatching import failed, finished
+from tests.broker.house import House
+
+HI = [{"role": "user", "content": "hello"}]
+
+
+def told(id: str, *tokens: int, pieces: tuple[str, ...] = (), prompt: str = "") -> Accepted:
+    return Accepted(
+        incarnation="w", id=id, prompt_tokens=len(tokens), tokens=[*tokens], pieces=[*pieces], prompt=prompt
+    )
+
+
+def test_a_text_is_taken_apart(house: House) -> None:
+    async def talk() -> None:
+        answer = house.post("/tokenize", model="org/model", prompt="Hi there", add_special_tokens=False)
+        id = await house.arrived()
+        [asked] = house.requests()
+        assert asked.prompt == "Hi there"
+        assert asked.tokenizing == Tokenizing(tokens=True, special=False)
+        house.line.say("w", told(id, 5, 6), finished("w", id))
+        assert (await answer.end()).json == {
+            "count": 2,
+            "max_model_len": 8192,
+            "tokens": [5, 6],
+            "token_strs": None,
+        }
+
+    run(talk())
+
+
+def test_a_conversation_is_taken_apart_as_chat_would_run_it(house: House) -> None:
+    async def talk() -> None:
+        tool = {"type": "function", "function": {"name": "look"}}
+        wishes = {"return_token_strs": True, "add_generation_prompt": False}
+        answer = house.post("/tokenize", messages=HI, tools=[tool], **wishes)
+        id = await house.arrived()
+        [asked] = house.requests()
+        assert unpack(asked).messages == HI
+        assert unpack(asked).tools == [tool]
+        assert asked.tokenizing == Tokenizing(tokens=True, pieces=True, opens_turn=False)
+        house.line.say("w", told(id, 5, pieces=("Hi",)), finished("w", id))
+        document = (await answer.end()).json
+        assert (document["tokens"], document["token_strs"]) == ([5], ["Hi"])
+
+    run(talk())
+
+
+def test_tokens_become_text(house: House) -> None:
+    async def talk() -> None:
+        answer = house.post("/detokenize", tokens=[5, 6])
+        id = await house.arrived()
+        [asked] = house.requests()
+        assert (asked.tokens, asked.echo, asked.tokenizing) == ([5, 6], True, Tokenizing())
+        house.line.say("w", told(id, 5, 6, prompt="Hi there"), finished("w", id))
+        assert (await answer.end()).json == {"prompt": "Hi there"}
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
+        ("/tokenize", {"prompt": 7}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "captain"}]}, "messages[0].role"),
+        ("/tokenize", {"messages": HI, "continue_final_message": True}, "continue_final_message"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
+    ],
+)
+def test_a_wrong_body_is_refused_by_name(
+    path: str, body: dict[str, object], param: str, house: House
+) -> None:
+    async def talk() -> None:
+        answer = await house.post(path, **body).end()
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+    run(talk())
+
+
+def test_what_the_worker_refuses_is_refused(house: House) -> None:
+    async def talk() -> None:
+        answer = house.post("/detokenize", tokens=[99999])
+        house.line.say("w", failed("w", await house.arrived(), "invalid_request"))
+        assert (await answer.end()).error["code"] == "invalid_request"
+
+    run(talk())

@@ -1,0 +1,164 @@
+"""`roundhouse launch`: an agent takes its place, with the environment that leads to the endpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.agents.setups import API_KEY, Agent
+from deploy.command.cli import app
+from tests.deploy.agents.endpoints import Served, endpoint_that_answers
+from tests.deploy.supervisor.told import Begin
+from tests.system import free_port
+
+pytestmark = pytest.mark.usefixtures("runtime_folder")
+
+LISTED = {"data": [{"id": "pocket", "context_length": 4096, "state": "loaded"}, {"id": "other"}]}
+
+# Says who it is, how it was called and what it finds, and ends as it is told.
+STAND_IN = f"""#!{sys.executable}
+import json, os, signal, sys
+seen = {{name: os.environ.get(name) for name in ("ROUNDHOUSE_API_KEY", "ANTHROPIC_API_KEY", "HOME")}}
+signal.signal(signal.SIGINT, lambda *_: sys.exit(42))
+print(json.dumps(dict(pid=os.getpid(), argv=sys.argv, seen=seen)), flush=True)
+if "--wait" in sys.argv:
+    signal.pause()
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with endpoint_that_answers({"/v1/models": (200, json.dumps(LISTED).encode())}) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with stand-ins for all agents, and nothing else to be found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for agent in Agent:
+        (folder / agent).write_text(STAND_IN)
+        (folder / agent).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def launch(*words: str) -> list[str]:
+    return [sys.executable, "-m", "deploy", "launch", *words]
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize("agent", Agent)
+def test_the_agent_takes_its_place_and_its_status_is_ours(agent: Agent, served: Served, begin: Begin) -> None:
+    told = begin(launch(agent, "--url", f"{served.url}/v1/", "--", "-p", "--model", "of the agent's"))
+    assert told.wait() == 7
+    found = json.loads(told.lines[0])
+    assert found["pid"] == told.process.pid
+    assert found["argv"][-3:] == ["-p", "--model", "of the agent's"]
+    assert found["seen"]["HOME"] == os.environ.get("HOME")
+
+
+@pytest.mark.usefixtures("agents")
+def test_signals_reach_the_agent(served: Served, begin: Begin) -> None:
+    told = begin(launch("pi", "--url", served.url, "--", "--wait"))
+    told.wait_line("argv")
+    told.signal(signal.SIGINT)
+    assert told.wait() == 42
+
+
+def test_no_signal_is_ignored_that_python_ignores(agents: Path, served: Served, begin: Begin) -> None:
+    (agents / "pi").write_text("#!/bin/sh\nkill -PIPE $$\n")
+    assert begin(launch("pi", "--url", served.url)).wait() == -signal.SIGPIPE
+
+
+@pytest.mark.usefixtures("agents")
+def test_it_is_told_the_key_of_the_serve_that_it_finds(served: Served, begin: Begin, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("s3cret alice\n")
+    config = tmp_path / "roundhouse.toml"
+    config.write_text(f"[gateway]\nport = {served.url.rpartition(':')[2]}\napi_keys_file = '{keys}'\n")
+    told = begin(launch("codex", "--config", str(config)), env={"ANTHROPIC_API_KEY": "kept"})
+    assert told.wait() == 7
+    seen = json.loads(told.lines[0])["seen"]
+    assert (seen[API_KEY], seen["ANTHROPIC_API_KEY"]) == ("s3cret", "kept")
+    assert served.asked == [("/health", "Bearer s3cret"), ("/v1/models", "Bearer s3cret")]
+
+
+def test_a_key_of_a_file_is_not_sent_elsewhere(served: Served, tmp_path: Path) -> None:
+    config = tmp_path / "roundhouse.toml"
+    config.write_text("[serve]\napi_keys = ['s3cret']\n")
+    found = CliRunner().invoke(
+        app, ["launch", "--print", "--url", served.url], env={"ROUNDHOUSE_CONFIG": str(config)}
+    )
+    assert found.exit_code == 0
+    assert "s3cret" not in found.stdout
+    assert served.asked == [("/health", None), ("/v1/models", None)]
+
+
+@pytest.mark.usefixtures("agents")
+def test_nothing_is_written_anywhere(served: Served, begin: Begin, tmp_path: Path) -> None:
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    for folder in (home, scratch):
+        folder.mkdir()
+    for agent in Agent:
+        told = begin(launch(agent, "--url", served.url), env={"HOME": str(home), "TMPDIR": str(scratch)})
+        assert told.wait() == 7
+    assert [*home.rglob("*"), *scratch.rglob("*")] == []
+
+
+def test_the_environment_is_printed_for_any_client(served: Served) -> None:
+    found = CliRunner().invoke(app, ["launch", "--print", "--url", served.url, "--model", "other"])
+    assert found.exit_code == 0
+    assert f"export OPENAI_BASE_URL={served.url}/v1" in found.stdout.splitlines()
+    assert f"export ANTHROPIC_BASE_URL={served.url}" in found.stdout.splitlines()
+    assert "export OPENAI_MODEL=other" in found.stdout.splitlines()
+
+
+def test_what_is_printed_for_an_agent_starts_nothing(served: Served) -> None:
+    found = CliRunner().invoke(app, ["launch", "codex", "--print", "--url", served.url])
+    assert found.exit_code == 0
+    assert found.stdout.splitlines()[-1].startswith("# codex -c ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["codex"], "nothing answers at"),
+        (["codex", "--url", "nowhere"], "'nowhere' is no address"),
+        (["codex", "--port", "0"], "port: "),
+    ],
+)
+def test_what_only_a_person_can_mend_ends_it_with_78_and_a_sentence(words: list[str], said: str) -> None:
+    environ = {"ROUNDHOUSE_PORT": str(free_port())}
+    found = CliRunner().invoke(app, ["launch", *words], env=environ)
+    assert found.exit_code == 78
+    assert found.stderr.startswith("roundhouse launch: ")
+    assert said in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("agent", Agent)
+def test_an_agent_that_is_not_there_names_its_package(
+    agent: Agent, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = CliRunner().invoke(app, ["launch", agent, "--url", served.url])
+    assert found.exit_code == 78
+    assert found.stderr == (f"roundhouse launch: {agent} is not installed: npm install -g {agent.package}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["vim"]])
+def test_without_an_agent_that_is_known_it_names_those_that_are(words: list[str]) -> None:
+    found = CliRunner().invoke(app, ["launch", *words])
+    assert found.exit_code == 2
+    assert all(agent in found.stderr for agent in Agent)

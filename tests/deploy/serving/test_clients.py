@@ -1,0 +1,77 @@
+"""Where clients find a `serve` that is told the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.serving import clients
+from protocol.settings import SettingsError
+
+pytestmark = pytest.mark.usefixtures("runtime_folder")
+
+
+def config(folder: Path, text: str) -> str:
+    file = folder / "roundhouse.toml"
+    file.write_text(text)
+    return f"--config={file}"
+
+
+def private(file: Path, text: str) -> Path:
+    file.touch(mode=0o600)
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("argv", "url"),
+    [
+        ([], "http://127.0.0.1:8000"),
+        (["--port=9"], "http://127.0.0.1:9"),
+        (["--host=0.0.0.0"], "http://127.0.0.1:8000"),
+        (["--host=::"], "http://[::1]:8000"),
+        (["--host=192.168.1.2"], "http://192.168.1.2:8000"),
+        (["--host=fe80::1"], "http://[fe80::1]:8000"),
+    ],
+)
+def test_an_address_to_listen_on_becomes_one_to_connect_to(argv: list[str], url: str) -> None:
+    assert clients.url(argv, {}) == url
+
+
+def test_flag_variable_and_file_are_read_as_serve_reads_them(tmp_path: Path) -> None:
+    file = config(tmp_path, "[serve]\nport = 3\n[gateway]\nhost = '10.0.0.1'\n")
+    assert clients.url([file], {}) == "http://10.0.0.1:3"
+    assert clients.url([file], {"ROUNDHOUSE_PORT": "4"}) == "http://10.0.0.1:4"
+    assert clients.url([file, "--port=5"], {"ROUNDHOUSE_PORT": "4"}) == "http://10.0.0.1:5"
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(SettingsError):
+        clients.url(["--port=x"], {})
+
+
+def test_keys_come_from_the_variable_and_from_the_file(tmp_path: Path) -> None:
+    file = private(tmp_path / "keys", "# ours\n\nfiled alice\nother\n")
+    assert clients.keys([], {}) == []
+    assert clients.keys([], {"ROUNDHOUSE_API_KEYS": "a, b"}) == ["a", "b"]
+    environ = {"ROUNDHOUSE_API_KEYS": "a", "ROUNDHOUSE_API_KEYS_FILE": str(file)}
+    assert clients.keys([], environ) == ["a", "filed", "other"]
+
+
+def test_what_the_file_says_to_the_gateway_alone_counts_too(tmp_path: Path) -> None:
+    keys = private(tmp_path / "keys", "filed\n")
+    file = config(tmp_path, f"[gateway]\napi_keys = ['a', 'b']\napi_keys_file = '{keys}'\n")
+    assert clients.keys([file], {}) == ["a", "b", "filed"]
+
+
+def test_a_file_of_keys_that_others_can_read_is_not_read(tmp_path: Path) -> None:
+    file = private(tmp_path / "keys", "filed\n")
+    file.chmod(0o644)
+    with pytest.raises(PermissionError):
+        clients.keys([], {"ROUNDHOUSE_API_KEYS_FILE": str(file)})
+
+
+def test_keys_at_hand_are_those_of_the_variable(tmp_path: Path) -> None:
+    assert clients.keys_at_hand({"ROUNDHOUSE_API_KEYS": " a,b,"}) == ["a", "b"]
+    assert clients.keys_at_hand({}) == []

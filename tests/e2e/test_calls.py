@@ -1,0 +1,161 @@
+"""Calls of tools over HTTP, by the scripted worker: it calls the tool `note` as often as it is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
+
+from tests.system import System, running_system
+
+NOTE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"words": {"type": "string"}},
+            "required": ["words"],
+            "additionalProperties": False,
+        },
+    },
+}
+THREE = "!think=3 !call=3 !tokens=30"
+"""Three thoughts, two words, three calls of five tokens each, ten more words."""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running_system(tmp_path_factory.mktemp("calls")) as system:
+        system.start_worker()
+        system.wait_ready()
+        yield system
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def whole(client: openai.OpenAI, text: str, **fields: Any) -> Any:
+    return client.chat.completions.create(**asked(text), **fields)
+
+
+def streamed(client: openai.OpenAI, text: str, **fields: Any) -> list[ChatCompletionChunk]:
+    return list(client.chat.completions.create(**asked(text), stream=True, **fields))
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"model": "fake", "messages": [{"role": "user", "content": text}], "tools": [NOTE]}
+
+
+def calls_of(message: Any) -> list[tuple[str, dict[str, Any]]]:
+    read = []
+    for call in message.tool_calls or []:
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+        assert (call.type, bool(call.id)) == ("function", True)
+        read.append((call.function.name, json.loads(call.function.arguments)))
+    return read
+
+
+def test_a_document_has_each_call_with_arguments_that_parse(client: openai.OpenAI) -> None:
+    choice = whole(client, THREE).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    calls = calls_of(choice.message)
+    assert [name for name, _ in calls] == ["note"] * 3
+    assert [len(arguments["words"].split()) for _, arguments in calls] == [4, 4, 4]
+    assert len({call.id for call in choice.message.tool_calls}) == 3
+    assert len(choice.message.content.split()) == 12
+
+
+def test_streamed_and_whole_are_the_same_objects(client: openai.OpenAI) -> None:
+    chunks = streamed(client, THREE)
+    entries = [entry for chunk in chunks for entry in chunk.choices[0].delta.tool_calls or []]
+    assert [entry.index for entry in entries] == [0] * 5 + [1] * 5 + [2] * 5
+    named = [entry for entry in entries if entry.id or entry.type or (entry.function and entry.function.name)]
+    assert named == entries[::5]
+    joined = [
+        "".join(
+            entry.function.arguments or "" for entry in entries if entry.index == index and entry.function
+        )
+        for index in range(3)
+    ]
+    message = whole(client, THREE).choices[0].message
+    assert joined == [call.function.arguments for call in message.tool_calls]
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == message.content
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_each_choice_has_calls_of_its_own(client: openai.OpenAI) -> None:
+    answer = whole(client, THREE, n=2, temperature=1, seed=5)
+    first, second = (calls_of(choice.message) for choice in answer.choices)
+    assert len(first) == len(second) == 3
+    assert first != second
+    ids = [call.id for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == 6
+
+
+def test_a_call_cut_short_is_told_as_far_as_it_came(client: openai.OpenAI) -> None:
+    choice = whole(client, THREE, max_tokens=8).choices[0]
+    assert choice.finish_reason == "length"
+    (call,) = choice.message.tool_calls
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.function.arguments)
+
+
+def test_the_stream_helper_of_openais_client_parses_the_calls(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(**asked(THREE), tool_choice="required") as stream:
+        events = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert events.count("tool_calls.function.arguments.done") == 3
+    parsed = [call.function.parsed_arguments for call in message.tool_calls or []]
+    assert [len(arguments["words"].split()) for arguments in parsed if isinstance(arguments, dict)] == [4] * 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "auto", "parallel_tool_calls": False},
+        {"tool_choice": {"type": "function", "function": {"name": "note"}}},
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "note"}}],
+                },
+            }
+        },
+        {"response_format": {"type": "json_object"}},
+        {"extra_body": {"structured_outputs": {"choice": ["a", "b"]}}},
+        {"extra_body": {"guided_grammar": 'start: "a"'}},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_whatever_is_asked_of_the_calls_reaches_the_worker(
+    client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    """The scripted one takes it, and goes by its script."""
+    assert len(calls_of(whole(client, THREE, **fields).choices[0].message)) == 3
+
+
+def test_what_was_called_can_be_sent_back(client: openai.OpenAI) -> None:
+    message = whole(client, THREE).choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "done"} for call in message.tool_calls]
+    history: Any = [{"role": "user", "content": "hi"}, message.model_dump(exclude_none=True), *results]
+    answer = client.chat.completions.create(model="fake", messages=history, tools=[NOTE])
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_completion_is_held_to_a_form_too(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="fake", prompt="a b", max_tokens=4, extra_body={"guided_regex": "[a-z ]+"}
+    )
+    assert len(answer.choices[0].text.split()) == 4

@@ -1,0 +1,243 @@
+"""OpenAI's own client at /v1/responses: the scripted worker, and the embedded model for what it remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import (
+    Response,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseReasoningItem,
+)
+
+from tests.system import System, chat_body, eventually, running_system
+
+KEYS = "rh-ann-1\nrh-bob-2\n"
+NOTE: dict[str, Any] = {
+    "type": "function",
+    "name": "note",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"words": {"type": "string"}},
+        "required": ["words"],
+        "additionalProperties": False,
+    },
+}
+EVERYTHING = "!think=3 !call=2 !tokens=24"
+"""Three thoughts, two words, two calls."""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("responses")
+    keys: Path = folder / "keys"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    with running_system(folder, ["--api-keys-file", str(keys)]) as system:
+        system.http.headers["authorization"] = "Bearer rh-ann-1"
+        system.start_worker()
+        system.start_worker(module="worker")
+        for name in ("fake", "pocket"):
+            body = chat_body("hi", model=name, max_tokens=1)
+            eventually(
+                lambda body=body: system.http.post("/v1/chat/completions", json=body).status_code == 200,
+                within_s=90,
+                what=f"{name} serves",
+            )
+        yield system
+
+
+def client_of(system: System, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=system.url + "/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Iterator[openai.OpenAI]:
+    with client_of(system, "rh-ann-1") as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, input: Any, **fields: Any) -> Response:
+    answer = client.responses.create(model=fields.pop("model", "fake"), input=input, **fields)
+    assert isinstance(answer, Response)
+    return answer
+
+
+def told(response: Response) -> dict[str, Any]:
+    """What is the same each time that it is answered."""
+    stem = response.id.removeprefix("resp_")
+    fields = json.loads(response.to_json().replace(stem, "STEM"))
+    for name in ("created_at", "completed_at"):
+        fields.pop(name)
+    return dict(fields)
+
+
+# --- streamed and whole ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [NOTE]},
+        {"tools": [NOTE], "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]},
+        {"tools": [NOTE], "max_output_tokens": 4},
+        {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+        {
+            "instructions": "Be terse.",
+            "temperature": 0.5,
+            "metadata": {"a": "b"},
+            "parallel_tool_calls": False,
+        },
+    ],
+)
+def test_what_is_streamed_is_what_is_sent_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    fields = {"extra_body": {"seed": 7}, "store": False, **fields}
+    whole = ask(client, EVERYTHING, **fields)
+    events = list(client.responses.create(model="fake", input=EVERYTHING, stream=True, **fields))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created"
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    assert told(last.response) == told(whole)
+    assert (last.type == "response.incomplete") == (whole.incomplete_details is not None)
+    texts = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert texts == whole.output_text
+
+
+def test_a_response_has_thought_text_and_calls_of_the_types_that_the_client_knows(
+    client: openai.OpenAI,
+) -> None:
+    response = ask(client, EVERYTHING, tools=[NOTE])
+    [thought, message, *calls] = response.output[:4]
+    assert isinstance(thought, ResponseReasoningItem)
+    assert thought.content
+    assert isinstance(message, ResponseOutputMessage)
+    assert len(calls) == 2
+    for call in calls:
+        assert isinstance(call, ResponseFunctionToolCall)
+        assert call.name == "note"
+        assert json.loads(call.arguments).keys() == {"words"}
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == 3
+
+
+def test_the_clients_own_stream_puts_the_response_together(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="fake", input=EVERYTHING, tools=[NOTE]) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds
+    assert final.status == "completed"
+    assert final.output_text
+
+
+# --- what is kept ------------------------------------------------------------------------------------
+
+
+def test_the_embedded_model_remembers_by_the_id_alone(client: openai.OpenAI) -> None:
+    first = ask(client, "My name is Brynhild.", model="pocket", temperature=0)
+    asked: dict[str, Any] = {"model": "pocket", "temperature": 0, "input": "What is my name?"}
+    second = client.responses.create(previous_response_id=first.id, **asked)
+    assert "Brynhild" in second.output_text
+    assert "Brynhild" not in client.responses.create(**asked).output_text
+    assert second.previous_response_id == first.id
+
+
+def test_one_conversation_shares_its_prefix_with_chats(client: openai.OpenAI) -> None:
+    words = " ".join(f"word{n}" for n in range(200))
+    asked: dict[str, Any] = {"model": "pocket", "temperature": 0}
+    first = ask(client, words, instructions="Be brief.", **asked)
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": words},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And now?"},
+    ]
+    chat = client.chat.completions.create(messages=messages, max_tokens=8, **asked)
+    assert first.usage is not None
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens_details is not None
+    assert (chat.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.input_tokens
+    third = ask(client, "And now?", instructions="Be brief.", previous_response_id=first.id, **asked)
+    assert third.usage is not None
+    assert third.usage.input_tokens == chat.usage.prompt_tokens
+    assert third.usage.input_tokens_details.cached_tokens == third.usage.input_tokens - 1
+
+
+def test_a_response_is_retrieved_listed_and_deleted(client: openai.OpenAI) -> None:
+    response = ask(client, [{"role": "user", "content": "hi !tokens=3"}])
+    assert client.responses.retrieve(response.id) == response
+    [item] = list(client.responses.input_items.list(response.id))
+    assert item.type == "message"
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_items_of_a_turn_are_sent_back_as_they_came(client: openai.OpenAI) -> None:
+    include: Any = ["reasoning.encrypted_content"]
+    first = ask(client, EVERYTHING, tools=[NOTE], store=False, include=include)
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "noted"}
+        for item in first.output
+        if isinstance(item, ResponseFunctionToolCall)
+    ]
+    back = [item.to_dict() for item in first.output]
+    follow = ask(
+        client, [{"role": "user", "content": EVERYTHING}, *back, *results], tools=[NOTE], store=False
+    )
+    assert follow.output
+
+
+def test_another_key_sees_nothing_of_it(system: System, client: openai.OpenAI) -> None:
+    response = ask(client, "hi !tokens=3")
+    with client_of(system, "rh-bob-2") as other:
+        with pytest.raises(openai.NotFoundError):
+            other.responses.retrieve(response.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            other.responses.create(model="fake", input="x", previous_response_id=response.id)
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_one_that_runs_is_cancelled_from_beside(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model="fake", input="x !slow=50 !tokens=4000", stream=True)
+    first = next(stream)
+    assert first.type == "response.created"
+    cancelled = client.responses.cancel(first.response.id)
+    assert cancelled.status == "cancelled"
+    [*_, last] = stream
+    assert last.type == "response.incomplete"
+    assert last.response == client.responses.retrieve(first.response.id) == cancelled
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+def test_a_failure_in_a_stream_raises_in_the_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIError, match="failed on this request"):
+        list(client.responses.create(model="fake", input="x !fail=3", stream=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"model": "no-such"}, openai.NotFoundError, "model"),
+        ({"input": [{"type": "nonsense"}]}, openai.BadRequestError, "input[0].type"),
+        ({"extra_body": {"background": True}}, openai.BadRequestError, "background"),
+        ({"input": "word " * 9000}, openai.BadRequestError, "input"),
+    ],
+)
+def test_errors_are_of_the_classes_that_the_client_knows(
+    client: openai.OpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], param: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        client.responses.create(**{"model": "fake", "input": "x", **fields})
+    assert caught.value.param == param
+    assert "openai-processing-ms" in caught.value.response.headers

@@ -1,0 +1,176 @@
+"""Calls in every format, cut anywhere, against what was written and against upstream's own parsers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.worker.output.calls.saying import Said, in_pieces, schemas_in
+from tests.worker.output.calls.written import (
+    FORMATS,
+    NAMES,
+    WORDS,
+    Call,
+    Format,
+    calls_in,
+    tools_for,
+)
+
+SPACES = " \t\r\n"
+MARKS = ["<tool_call>", "</tool_call>", "<function", "[TOOL_CALLS]", "{", '"name"', "<invoke", "<|", "call:"]
+surroundings = st.lists(
+    st.sampled_from([word for word in WORDS if not any(mark in word for mark in MARKS)]), max_size=4
+).map("".join)
+every_format = pytest.mark.parametrize("name", FORMATS)
+thorough = settings(max_examples=30)
+
+
+def cuts_of(draw: st.DrawFn, text: str) -> list[str]:
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def shown(texts: Sequence[str]) -> str:
+    """What of texts around calls is content: all but white space that stands there alone."""
+    return "".join(text for text in texts if text.strip(SPACES))
+
+
+def written(form: Format, groups: Sequence[Sequence[Call]], around: Sequence[str]) -> str:
+    text = around[0]
+    for calls, behind in zip(groups, around[1:], strict=True):
+        text += form.write(calls) + behind
+    return text
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_calls_between_texts_come_out_whole_wherever_they_are_cut(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form))
+    groups = [[call] for call in calls] if data.draw(st.booleans()) else [calls]
+    around = data.draw(st.lists(surroundings, min_size=len(groups) + 1, max_size=len(groups) + 1))
+    text = written(form, groups, around)
+    tools = schemas_in(tools_for(calls))
+    whole = in_pieces(tools, [text])
+    assert whole.parsed() == calls
+    assert [list(arguments) for _, arguments in whole.parsed()] == [list(arguments) for _, arguments in calls]
+    assert whole.text == shown(around)
+    assert whole.whole == list(range(len(calls)))
+    assert in_pieces(tools, text) == whole
+    assert in_pieces(tools, cuts_of(data.draw, text)) == whole
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_upstream_reads_the_same_calls(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form))
+    tools = tools_for(calls)
+    assume(all(arguments for _, arguments in calls) or not form.needs_arguments)
+    read = in_pieces(schemas_in(tools), form.write(calls)).parsed()
+    assert read == form.by_upstream(calls, tools) == calls
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_loses_no_text(
+    name: str, data: st.DataObject
+) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form, 2))
+    before = data.draw(surroundings)
+    text = before + form.write(calls)
+    tools = schemas_in(tools_for(calls))
+    whole = in_pieces(tools, [text])
+    place = data.draw(st.integers(0, len(text)))
+    cut = in_pieces(tools, text[:place])
+    assert cut == in_pieces(tools, [text[:place]])
+    check_unfinished(cut)
+    for part, all_of_it in zip(cut.calls, whole.calls, strict=False):
+        assert part[:2] == all_of_it[:2]
+        assert all_of_it[2].startswith(part[2])
+    if cut.calls:
+        # What a call has not taken is the end of what was said.
+        assert text[:place].endswith(cut.text.removeprefix(shown([before])))
+    else:
+        assert cut.text == text[:place]
+
+
+def check_unfinished(said: Said) -> None:
+    """Arguments can be parsed where the call is whole, and nowhere else."""
+    for index, (_, name, arguments) in enumerate(said.calls):
+        assert name in NAMES
+        if index in said.whole:
+            assert isinstance(json.loads(arguments), dict)
+        else:
+            with pytest.raises(ValueError, match=r".*"):
+                json.loads(arguments)
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_whatever_is_damaged_nothing_is_invented_and_nothing_lost(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form, 2))
+    text = data.draw(surroundings) + form.write(calls) + data.draw(surroundings)
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 5)))
+        text = text[:start] + data.draw(st.sampled_from(WORDS) | st.just("")) + text[end:]
+    tools = schemas_in(tools_for(calls))
+    said = in_pieces(tools, [text])
+    assert in_pieces(tools, text) == said
+    check_unfinished(said)
+    rest = iter(text)
+    assert all(character in rest for character in said.text)
+    if not said.calls:
+        assert said.text == text
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_a_word_put_anywhere_is_in_the_text_or_in_a_call(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form, 2))
+    text = form.write(calls)
+    place = data.draw(st.integers(0, len(text)))
+    word = "QX7Z"
+    said = in_pieces(schemas_in(tools_for(calls)), text[:place] + word + text[place:])
+    # The attributes of tags say nothing that counts, but for the names in them.
+    if name not in ("kimi_k3", "muse_spark"):
+        assert word in said.text + "".join(map("".join, said.calls))
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_calls_of_unknown_tools_stay_text(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form))
+    around = data.draw(st.lists(surroundings, min_size=2, max_size=2))
+    text = written(form, [calls], around)
+    if not any(mark in str(calls) for mark in MARKS):
+        said = in_pieces({"other": {}, "getaway": {}}, text)
+        assert (said.text, said.calls) == (text, [])
+
+
+@every_format
+@given(data=st.data())
+@thorough
+def test_a_single_call_is_the_first_and_the_last(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form))
+    text = form.write(calls) + "more"
+    tools = schemas_in(tools_for(calls))
+    said = in_pieces(tools, text, single=True)
+    assert (said.parsed(), said.text) == (calls[:1], "")
+    assert said == in_pieces(tools, [text], single=True)

@@ -1,0 +1,29 @@
+"""What calls are called: the same wherever an answer goes on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from worker.contract import Draw, Prepared
+from worker.output.calls.ids import namer_of
+
+PREPARED = Prepared(
+    id="a", tokens=(5, 6), draw=Draw(seed=2**63 - 1), stop=(), max_tokens=5, end_tokens=frozenset()
+)
+
+
+def test_ids_belong_to_the_prompt_the_seed_and_the_place() -> None:
+    others = [
+        PREPARED,
+        replace(PREPARED, tokens=(5, 6, 7)),
+        replace(PREPARED, draw=Draw(seed=3)),
+    ]
+    ids = [namer_of(each)(index) for each in others for index in range(3)]
+    assert len({*ids}) == 9
+    assert all(re.fullmatch("call_[0-9a-f]{24}", id) for id in ids)
+
+
+def test_an_answer_that_goes_on_under_another_id_has_the_same_calls() -> None:
+    resumed = replace(PREPARED, id="a~2", resume=(9,))
+    assert namer_of(resumed)(1) == namer_of(PREPARED)(1)

@@ -1,0 +1,33 @@
+"""The refusal of a prompt that is too long, in the words by which agents know one, and send less then."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from protocol.errors import Code
+from worker.contract import too_long
+
+# As they stand in the agents' programs: opencode 1.18 and pi 0.74, qwen-code 0.24, Claude Code 2.1.
+MESSAGES = {
+    "opencode, pi": r"maximum context length is \d+ tokens",
+    "pi": r"reduce the length of the messages",
+    "qwen-code": r"maximum context length is\s*(\d[\d,]*)\s*tokens?[\s\S]*?(?:resulted in|requested|used)"
+    r"\s*(\d[\d,]*)\s*tokens?",
+    "Claude Code": r"maximum context length",
+}
+
+
+@pytest.mark.parametrize("by_memory", [False, True])
+@pytest.mark.parametrize("pattern", MESSAGES.values(), ids=MESSAGES)
+def test_agents_know_it_by_its_message(pattern: str, by_memory: bool) -> None:
+    refusal = too_long(8192, 9000, "messages", by_memory=by_memory)
+    found = re.search(pattern, refusal.message, re.IGNORECASE)
+    assert found is not None
+    assert found.groups() in ((), ("8192", "9000"))
+
+
+def test_codex_and_opencode_know_it_by_its_code() -> None:
+    assert too_long(8192, 9000, "messages", by_memory=False).code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert Code.CONTEXT_LENGTH_EXCEEDED == "context_length_exceeded"

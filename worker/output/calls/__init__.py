@@ -1,0 +1,1 @@
+"""Calls of tools in what a model says: found, read as they grow, and given out as JSON."""

@@ -1,0 +1,300 @@
+"""Values as models write them, read strictly and given out as JSON while they come.
+
+JSON goes through as it was written. Python's literals and Gemma's (bare keys, strings between special tokens)
+are told as JSON; text in strings goes out as it comes, other values when they are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from worker.output.calls.source import BrokenError, Source, Spelling, Steps
+
+Emit = Callable[[str], None]
+
+DEPTH_MAX = 64
+ATOM_CHARACTERS_MAX = 4096
+"""Of a number, a word or a bare key."""
+
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_ATOM = re.compile(r"[-+.\w]+")
+_BARE = re.compile("[^,{}\\[\\]\ud800-\udfff]+")
+_KEY = re.compile("[^\\s,:{}\\[\\]\"'<>\ud800-\udfff]+")
+_JSON_RUN = re.compile(r'[^"\\\x00-\x1f]+')
+_PYTHON_RUN = re.compile(r"[^\"'\\]+")
+_HEX = re.compile(r"[0-9a-fA-F]")
+_OCTAL = re.compile(r"[0-7]")
+_INTEGER = re.compile(r"[-+]?(?:0+|[1-9][0-9_]*)")
+_FLOAT = re.compile(r"[-+]?[0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?")
+
+_JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
+_PYTHON_WORDS = _JSON_WORDS | {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = {
+    "\n": "", "\\": "\\", "'": "'", '"': '"', "/": "/",
+    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+}  # fmt: skip
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How values are written. `words`: what JSON they are. `quotes`: how Python's strings may begin, the
+    longest first. `delimiter`: what stands on both sides of strings in which nothing is escaped.
+    `has_bare_values`: what is no number and no word is a string. `keeps`: it is JSON, and goes out as it is.
+    """
+
+    words: Mapping[str, str]
+    quotes: tuple[str, ...] = ()
+    delimiter: str = ""
+    has_bare_keys: bool = False
+    has_bare_values: bool = False
+    keeps: bool = False
+    closings: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
+
+
+JSON = Dialect(_JSON_WORDS, keeps=True)
+PYTHON = Dialect(_PYTHON_WORDS, quotes=('"""', "'''", '"', "'"), closings={"{": "}", "[": "]", "(": ")"})
+"""And what JSON has besides: its words, and its escapes. Line breaks may stand in any string."""
+GEMMA = Dialect(_JSON_WORDS, delimiter='<|"|>', has_bare_keys=True)
+FUNCTION_GEMMA = Dialect(_JSON_WORDS, delimiter="<escape>", has_bare_keys=True, has_bare_values=True)
+
+
+def quote(text: str) -> str:
+    """A JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escape(text: str) -> str:
+    """What stands for this text within a JSON string."""
+    return quote(text)[1:-1]
+
+
+def transcode(text: str, dialect: Dialect) -> str | None:
+    """A whole value as JSON; None: it is none of this dialect."""
+    source, said = Source(Spelling({})), list[str]()
+    source.feed(text)
+    source.end(is_whole=True)
+    try:
+        for _ in _read_whole(source, dialect, said.append):
+            raise AssertionError("a source that has ended is waited for")
+    except BrokenError:
+        return None
+    return "".join(said)
+
+
+def _read_whole(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+    yield from source.spaces()
+    yield from read_value(source, dialect, emit)
+    yield from source.spaces()
+    if (yield from source.peek()):
+        raise BrokenError
+
+
+def read_object(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+    """An object, but for its closing brace, which is read and not given out: what is unfinished without it
+    nobody can take for finished."""
+    yield from source.expect("{")
+    emit("{")
+    yield from _read_items(source, dialect, emit, "}", 1)
+
+
+def read_value(source: Source, dialect: Dialect, emit: Emit, depth: int = 0) -> Steps[None]:
+    """Any value."""
+    character = yield from source.peek()
+    closing = dialect.closings.get(character)
+    if closing is None:
+        yield from _read_scalar(source, dialect, emit)
+    elif depth == DEPTH_MAX:
+        raise BrokenError
+    elif closing == ")":
+        yield from _read_tuple(source, dialect, emit, depth + 1)
+    else:
+        emit(source.accept())
+        yield from _read_items(source, dialect, emit, closing, depth + 1)
+        emit(closing)
+
+
+def _read_items(source: Source, dialect: Dialect, emit: Emit, closing: str, depth: int) -> Steps[int]:
+    """All up to `closing`, which is read and not given out. How many there are; negative: not counting what
+    a comma behind the last one promises."""
+    count = 0
+    while True:
+        yield from _read_spaces(source, dialect, emit)
+        if not (count and dialect.keeps) and (yield from source.skip(closing)):
+            return -count
+        if count and not dialect.keeps:
+            emit(", ")
+        if closing == "}":
+            yield from _read_key(source, dialect, emit)
+        yield from read_value(source, dialect, emit, depth)
+        count += 1
+        yield from _read_spaces(source, dialect, emit)
+        if (yield from source.expect(",", closing)) == closing:
+            return count
+        if dialect.keeps:
+            emit(",")
+
+
+def _read_spaces(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+    spaces = yield from source.spaces()
+    if spaces and dialect.keeps:
+        emit(spaces)
+
+
+def _read_tuple(source: Source, dialect: Dialect, emit: Emit, depth: int) -> Steps[None]:
+    """A list, or a value in parentheses: what it is, its end tells."""
+    source.accept()
+    said: list[str] = []
+    count = yield from _read_items(source, dialect, said.append, ")", depth)
+    text = "".join(said)
+    emit(text if count == 1 else f"[{text}]")
+
+
+def _read_key(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+    said: list[str] = []
+    if not dialect.has_bare_keys:
+        yield from _read_scalar(source, dialect, said.append)
+    elif (yield from source.skip(dialect.delimiter)):
+        yield from _read_delimited(source, dialect.delimiter, said.append)
+    else:
+        said.append((yield from source.run(_KEY, ATOM_CHARACTERS_MAX)))
+    key = "".join(said)
+    if not key or (dialect.keeps and not key.startswith('"')):
+        raise BrokenError
+    emit(key if key.startswith('"') else quote(key))
+    yield from _read_spaces(source, dialect, emit)
+    yield from source.expect(":")
+    emit(":" if dialect.keeps else ": ")
+    yield from _read_spaces(source, dialect, emit)
+
+
+def _read_scalar(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+    if dialect.delimiter and (yield from source.skip(dialect.delimiter)):
+        yield from _read_delimited(source, dialect.delimiter, emit)
+    elif dialect.quotes and (opening := (yield from source.skip(*dialect.quotes))):
+        yield from _read_python_string(source, opening, emit)
+    elif not dialect.quotes and (yield from source.skip('"')):
+        yield from read_json_string(source, emit)
+    elif dialect.has_bare_values:
+        text = yield from source.run(_BARE, ATOM_CHARACTERS_MAX)
+        emit(_atom(text.strip(), dialect) or quote(text))
+    else:
+        atom = _atom((yield from source.run(_ATOM, ATOM_CHARACTERS_MAX)), dialect)
+        if atom is None:
+            raise BrokenError
+        emit(atom)
+
+
+def _atom(text: str, dialect: Dialect) -> str | None:
+    if text in dialect.words:
+        return dialect.words[text]
+    if NUMBER.fullmatch(text):
+        return text
+    return python_number(text) if dialect.quotes else None
+
+
+def python_number(text: str) -> str | None:
+    """A number that only Python would read, as JSON has it; None: it is none, or no finite one."""
+    try:
+        if _INTEGER.fullmatch(text):
+            return str(int(text))
+        if text.lstrip("+-")[:2].lower() in ("0x", "0o", "0b"):
+            return str(int(text, 0))
+        number = float(text) if _FLOAT.fullmatch(text) else math.nan
+    except ValueError:
+        return None
+    return json.dumps(number) if math.isfinite(number) and not text.lstrip("+-").isdigit() else None
+
+
+def read_json_string(source: Source, emit: Emit) -> Steps[None]:
+    """Behind its opening quote."""
+    emit('"')
+    while True:
+        if run := source.match(_JSON_RUN):
+            emit(run)
+        character = yield from source.peek()
+        if character == '"':
+            emit(source.accept())
+            return
+        if character == "\\":
+            yield from _read_json_escape(source, emit)
+        elif not _JSON_RUN.match(character):
+            raise BrokenError
+
+
+def _read_json_escape(source: Source, emit: Emit) -> Steps[None]:
+    source.accept()
+    letter = yield from source.peek()
+    if not letter or letter not in '"\\/bfnrtu':
+        raise BrokenError
+    source.accept()
+    digits = (yield from _digits(source, 4)) if letter == "u" else ""
+    emit(f"\\{letter}{digits}")
+
+
+def _digits(source: Source, count: int) -> Steps[str]:
+    text = ""
+    while len(text) < count:
+        if not _HEX.fullmatch((yield from source.peek())):
+            raise BrokenError
+        text += source.accept()
+    return text
+
+
+def _read_delimited(source: Source, delimiter: str, emit: Emit) -> Steps[None]:
+    emit('"')
+    end = ""
+    while not end:
+        text, end = yield from source.part(delimiter)
+        emit(escape(text))
+    emit('"')
+
+
+def _read_python_string(source: Source, closing: str, emit: Emit) -> Steps[None]:
+    emit('"')
+    while True:
+        if run := source.match(_PYTHON_RUN):
+            emit(escape(run))
+        character = yield from source.peek()
+        if character == closing[0] and (yield from source.skip(closing)):
+            break
+        if character == "\\":
+            source.accept()
+            emit((yield from _python_escape(source)))
+        elif not character:
+            raise BrokenError
+        elif character in "'\"":
+            emit(escape(source.accept()))
+    emit('"')
+
+
+def _python_escape(source: Source) -> Steps[str]:
+    """What stands behind a backslash, as it stands within a JSON string."""
+    letter = yield from source.peek()
+    if not letter:
+        raise BrokenError
+    if _OCTAL.match(letter):
+        return escape(chr(int((yield from _octal(source)), 8)))
+    source.accept()
+    if letter in _HEX_DIGITS:
+        return _character((yield from _digits(source, _HEX_DIGITS[letter])))
+    return escape(_ESCAPES.get(letter, "\\" + letter))
+
+
+def _octal(source: Source) -> Steps[str]:
+    text = ""
+    while len(text) < 3 and (character := (yield from source.peek())) and _OCTAL.match(character):
+        text += source.accept()
+    return text
+
+
+def _character(digits: str) -> str:
+    code = int(digits, 16)
+    if code > 0x10FFFF:
+        raise BrokenError
+    # Half a surrogate pair is no text that could be sent; JSON has a way to write it all the same.
+    return f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escape(chr(code))

@@ -1,0 +1,168 @@
+"""Calls that are JSON objects: `{"name": …, "arguments": {…}}`, alone, in a row, or in a list."""
+
+from __future__ import annotations
+
+import json
+
+from worker.output.calls.literals import JSON, Emit, read_json_string, read_object, read_value, transcode
+from worker.output.calls.source import BrokenError, Source, Steps
+from worker.output.calls.writer import CallWriter
+
+UNDECIDED_CHARACTERS_MAX = 8192
+"""Read of an object before its name: where it turns out to be no call, it is read again as text."""
+NAME_CHARACTERS_MAX = 1024
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS_BESIDE = ("type", "id")
+"""What else may be said of a call. With any other key it might be called without what it needs."""
+
+
+class _Held:
+    """What is read before it is known to belong to a call."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, text: str) -> None:
+        """Raises `BrokenError` where it becomes too much."""
+        self.text += text
+        if len(self.text) > UNDECIDED_CHARACTERS_MAX:
+            raise BrokenError
+
+
+class _Known:
+    """What is read of a name, as long as a tool may be called so."""
+
+    def __init__(self, writer: CallWriter) -> None:
+        self._writer = writer
+        self._text = ""
+
+    def add(self, text: str) -> None:
+        """Raises `BrokenError` as soon as none is."""
+        self._text += text
+        if "\\" not in self._text and not self._writer.may_know(self._text.strip('"')):
+            raise BrokenError
+        if len(self._text) > NAME_CHARACTERS_MAX:
+            raise BrokenError
+
+
+def read_objects(writer: CallWriter, *, is_list: bool = False) -> Steps[None]:
+    """One call, or more in a row or in a list. `is_list`: its opening was read."""
+    source = writer.source
+    yield from source.spaces()
+    is_list = is_list or bool((yield from source.skip("[")))
+    while True:
+        yield from source.spaces()
+        yield from _Object(writer).read()
+        yield from source.spaces()
+        if is_list and (yield from source.skip("]")):
+            return source.take()
+        if is_list:
+            yield from source.expect(",")
+        elif (yield from source.peek()) != "{":
+            return None
+
+
+def read_bare_object(writer: CallWriter) -> Steps[None]:
+    """A call that nothing marks: it must look like one from its beginning up to its arguments."""
+    yield from _Object(writer, is_bare=True).read()
+
+
+class _Object:
+    """One call as it is read."""
+
+    def __init__(self, writer: CallWriter, *, is_bare: bool = False) -> None:
+        self._writer = writer
+        self._is_bare = is_bare
+        self._name = ""
+        self._has_begun = False
+        self._has_arguments = False
+        self._held = _Held()
+
+    def read(self) -> Steps[None]:
+        source = self._writer.source
+        yield from source.expect("{")
+        end = ","
+        while end == ",":
+            yield from source.spaces()
+            yield from source.expect('"')
+            key = yield from _read_text(source, _Held().add)
+            yield from source.spaces()
+            yield from source.expect(":")
+            yield from source.spaces()
+            yield from self._read_value_of(key)
+            yield from source.spaces()
+            end = yield from source.expect(",", "}")
+        if not self._has_begun:
+            raise BrokenError
+        self._writer.close("}" if self._has_arguments else "{}")
+
+    def _read_value_of(self, key: str) -> Steps[None]:
+        if key == _NAME and not self._name:
+            yield from self._read_name()
+        elif key in _ARGUMENTS and not self._has_arguments and (self._name or not self._is_bare):
+            yield from self._read_arguments()
+        elif key in _KEYS_BESIDE:
+            yield from read_value(self._writer.source, JSON, _Held().add)
+        else:
+            raise BrokenError
+
+    def _read_name(self) -> Steps[None]:
+        yield from self._writer.source.expect('"')
+        self._name = yield from _read_text(self._writer.source, _Known(self._writer).add)
+        if not self._writer.knows(self._name):
+            raise BrokenError
+        if not self._is_bare:
+            self._begin()
+
+    def _read_arguments(self) -> Steps[None]:
+        source = self._writer.source
+        self._has_arguments = True
+        match (yield from source.peek()):
+            case "{":
+                self._begin()
+                yield from read_object(source, JSON, self._say)
+            case '"':
+                source.accept()
+                text = yield from _read_text(source, None if self._has_begun else _Held().add)
+                arguments = _object_in(text)
+                self._begin()
+                self._say(arguments)
+            case _:
+                yield from source.expect("null")
+                self._begin()
+                self._say("{")
+
+    def _begin(self) -> None:
+        """Once its name is known."""
+        if self._name and not self._has_begun:
+            self._writer.begin(self._name)
+            self._has_begun = True
+            self._writer.say(self._held.text)
+
+    def _say(self, text: str) -> None:
+        if self._has_begun:
+            self._writer.say(text)
+        else:
+            self._held.add(text)
+
+
+def _read_text(source: Source, check: Emit | None) -> Steps[str]:
+    """A string, behind its opening quote. `check`: told what is read of it, as it is read."""
+    said: list[str] = []
+
+    def add(text: str) -> None:
+        said.append(text)
+        if check is not None:
+            check(text)
+
+    yield from read_json_string(source, add)
+    return str(json.loads("".join(said)))
+
+
+def _object_in(text: str) -> str:
+    """Arguments that were given as a string, but for their closing brace."""
+    arguments = transcode(text.strip(), JSON)
+    if arguments is None or not arguments.startswith("{"):
+        raise BrokenError
+    return arguments[:-1]

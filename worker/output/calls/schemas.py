@@ -1,0 +1,118 @@
+"""What a tool's schema says its arguments are, and text as the value that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worker.output.calls.literals import JSON, NUMBER, PYTHON, python_number, quote, transcode
+
+Schema = Mapping[str, Any]
+
+DEPTH_MAX = 16
+"""Of alternatives and references within a schema."""
+_KINDS = {
+    "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
+    "int": "integer", "uint": "integer", "long": "integer", "short": "integer", "unsigned": "integer",
+    "num": "number", "float": "number", "double": "number", "bool": "boolean", "binary": "boolean",
+    "obj": "object", "dict": "object", "list": "array", "arr": "array", "null": "null", "none": "null",
+}  # fmt: skip
+"""The kinds of JSON, by how the names begin that tools from all kinds of languages have for them."""
+_BOOLEANS = {
+    "true": "true", "1": "true", "yes": "true", "on": "true",
+    "false": "false", "0": "false", "no": "false", "off": "false",
+}  # fmt: skip
+NULLS = ("null", "none", "nil")
+
+
+def kinds_of(schema: Schema, name: str) -> frozenset[str] | None:
+    """The kinds of value that this argument may be, by JSON's names; empty: nothing is said of that. None:
+    there is no such argument. `schema`: of all arguments, as a client has sent it: anything may be in it."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or name not in properties:
+        return None
+    return frozenset(_kinds(properties[name], schema, 0))
+
+
+def _kinds(part: Any, root: Schema, depth: int) -> set[str]:
+    if not isinstance(part, Mapping) or depth > DEPTH_MAX:
+        return set()
+    named = part.get("type")
+    kinds = {_kind(name) for name in (named if isinstance(named, list) else [named])} - {""}
+    values = part.get("enum")
+    if isinstance(values, list):
+        kinds |= {_kind_of_value(value) for value in values}
+    if "const" in part:
+        kinds.add(_kind_of_value(part["const"]))
+    for among in ("anyOf", "oneOf", "allOf"):
+        choices = part.get(among)
+        for choice in choices if isinstance(choices, list) else []:
+            kinds |= _kinds(choice, root, depth + 1)
+    if isinstance(part.get("$ref"), str):
+        kinds |= _kinds(_find(root, part["$ref"]), root, depth + 1)
+    return kinds
+
+
+def _kind(name: object) -> str:
+    lowered = str(name).strip().lower() if isinstance(name, str) else ""
+    return next((kind for begins, kind in _KINDS.items() if lowered.startswith(begins)), "")
+
+
+def _kind_of_value(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, Sequence) else "object"
+
+
+def _find(root: Schema, reference: str) -> Any:
+    part: Any = root
+    for name in reference.removeprefix("#").strip("/").split("/"):
+        part = part.get(name) if isinstance(part, Mapping) else None
+    return part
+
+
+def typed(text: str, kinds: frozenset[str]) -> str:
+    """What the text stands for, as JSON: the most particular of these kinds that it can be. What can be none
+    of them is what it looks like, a string if nothing else."""
+    stripped = text.strip()
+    lowered = stripped.lower()
+    if "null" in kinds and lowered in NULLS:
+        return "null"
+    if "integer" in kinds and (whole := _integer(stripped)):
+        return whole
+    if "number" in kinds and (number := _number(stripped)):
+        return number
+    if "boolean" in kinds and lowered in _BOOLEANS:
+        return _BOOLEANS[lowered]
+    if "string" in kinds and not kinds & {"object", "array"}:
+        return quote(text)
+    value = guessed(text)
+    return quote(text) if "string" in kinds and value[0] not in "{[" else value
+
+
+def guessed(text: str) -> str:
+    """The text as JSON: the value that it is in JSON or in Python, else a string."""
+    return transcode(text, JSON) or transcode(text, PYTHON) or quote(text)
+
+
+def _integer(text: str) -> str | None:
+    if not text.isascii():
+        return None
+    try:
+        return str(int(text))
+    except ValueError:
+        number = float(_number(text) or "nan")
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else None
+
+
+def _number(text: str) -> str | None:
+    return text if NUMBER.fullmatch(text) else python_number(text)
