@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from worker.grammars import lark
 from worker.grammars.parameters import STYLES, Style, parameters
@@ -29,6 +30,11 @@ class Tool:
 
     name: str
     parameters: object = None
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """As an object, whatever a client has sent."""
+        return self.parameters if isinstance(self.parameters, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Holder:
     ) -> Grammar | None:
         """What the answer to the prompt `text` is held to; None: nothing. Raises `RequestError`."""
         form, calling = request.form, request.calling or Calling()
-        tools = _tools(conversation)
+        tools = offered(conversation)
         is_called = bool(tools) and (calling.required or bool(calling.name))
         if form is None and not is_called and not (tools and calling.strict):
             return None
@@ -193,7 +193,8 @@ def _explained(reason: str) -> str:
     return f"{said} ({reason})" if said else reason
 
 
-def _tools(conversation: Conversation) -> list[Tool]:
+def offered(conversation: Conversation) -> list[Tool]:
+    """The tools that an answer may call."""
     found = []
     for tool in conversation.tools or ():
         described = tool.get("function", tool)

@@ -5,11 +5,10 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
@@ -24,7 +23,7 @@ from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.draw import draw_of
 from worker.models.format import closing_of, opening_of
-from worker.models.holding import Held, Holder
+from worker.models.holding import Held, Holder, offered
 from worker.models.infill import infilling_of
 from worker.models.template import (
     RESERVED,
@@ -101,7 +100,7 @@ class TextPreparer:
             echo=request.echo,
             scored=request.scored,
             echo_text=self._echo_text(request),
-            tools=_tools_in(conversation),
+            tools={tool.name: tool.schema for tool in offered(conversation)},
             single_call=request.calling is not None and request.calling.single,
         )
 
@@ -272,16 +271,6 @@ class TextPreparer:
         if request.max_tokens < (0 if request.echo else 1):
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
-
-
-def _tools_in(conversation: Conversation) -> dict[str, Mapping[str, Any]]:
-    """What the answer may call: the schemas of its arguments, by name."""
-    functions = [tool.get("function") for tool in conversation.tools or ()]
-    return {
-        str(function.get("name")): function.get("parameters") or {}
-        for function in functions
-        if isinstance(function, Mapping) and conversation.messages is not None
-    }
 
 
 def _is_raw(grammar: Grammar | None) -> bool:
