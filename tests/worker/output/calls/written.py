@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 from hypothesis import strategies as st
@@ -215,9 +216,11 @@ def _nested_of(strings: st.SearchStrategy[str], keys: st.SearchStrategy[str]) ->
     )
 
 
-def _free(strings: st.SearchStrategy[str], mark: str) -> st.SearchStrategy[Any]:
-    """Strings as they are, and whatever else JSON has, without the mark that ends a value."""
-    return strings | nested.filter(lambda value: not isinstance(value, str) and mark not in dumped(value))
+def _free(strings: st.SearchStrategy[str], *marks: str) -> st.SearchStrategy[Any]:
+    """Strings as they are, and whatever else JSON has, without the marks that end a value."""
+    return strings | nested.filter(
+        lambda value: not isinstance(value, str) and not any(mark in dumped(value) for mark in marks)
+    )
 
 
 FORMATS = {
@@ -258,9 +261,9 @@ FORMATS = {
         names=["get", "run", "get_weather"],
     ),
     "pythonic": Format(
-        "pythonic", "<|tool_call_start|>", "<|tool_call_end|>", _pythonic, words.filter(str.isidentifier),
-        nested, names=["get", "run", "get_weather"], is_section=True, between=", ",
-        brackets=("[", "]"),
+        "pythonic", "<|tool_call_start|>", "<|tool_call_end|>", _pythonic,
+        words.filter(lambda word: not iskeyword(word)), nested,
+        names=["get", "run", "get_weather"], is_section=True, between=", ", brackets=("[", "]"),
     ),
     "minimax_m2": Format(
         "minimax_m2", "<minimax:tool_call>\n", "\n</minimax:tool_call>",
@@ -287,7 +290,7 @@ FORMATS = {
     ),
     "minicpm5": Format(
         "minicpm5", "<function name=", "</function>", _param,
-        words, _free(not_null("]]>", "</param>", "</function>"), "</"),
+        words, _free(not_null("]]>", "</param>", "</function>"), "</", "]]>"),
     ),
     "muse_spark": Format(
         "muse_spark", "<atem:function_calls>\n", "\n</atem:function_calls>",
