@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 
+from recipes.pocket.fillers import Fillers
+from recipes.pocket.objects import objects
 from tests.system import System, chat_body, running_system
 
 
@@ -19,10 +23,15 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
-def answer(system: System, *messages: dict[str, Any], **fields: Any) -> str:
+def chosen(system: System, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     reply = system.http.post("/v1/chat/completions", json={"messages": messages, **fields})
     assert reply.status_code == 200, reply.text
-    choice = reply.json()["choices"][0]
+    choice: dict[str, Any] = reply.json()["choices"][0]
+    return choice
+
+
+def answer(system: System, *messages: dict[str, Any], **fields: Any) -> str:
+    choice = chosen(system, *messages, **fields)
     assert choice["finish_reason"] == "stop"
     return str(choice["message"]["content"])
 
@@ -55,9 +64,70 @@ def test_other_scripts_and_emoji_come_back_as_they_went(system: System) -> None:
     assert answer(system, user("Repeat: the quick brown fox 🦊 駅")) == "the quick brown fox 🦊 駅"
 
 
-def test_a_tool_never_seen_before_is_called_with_its_argument(system: System) -> None:
-    parameters = {"type": "object", "properties": {"port": {"type": "string"}}, "required": ["port"]}
-    tool = {"type": "function", "function": {"name": "get_tide", "parameters": parameters}}
-    text = answer(system, user("What is the tide in Brest?"), tools=[tool])
-    call = json.loads(text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
-    assert call == {"name": "get_tide", "arguments": {"port": "Brest"}}
+def schema(*names: str, required: int | None = None) -> dict[str, Any]:
+    """Of an object of strings, which must have the first `required` of these names; None: all."""
+    properties = {name: {"type": "string"} for name in names}
+    return {"type": "object", "properties": properties, "required": list(names[:required])}
+
+
+def tool(name: str, *parameters: str, required: int | None = None) -> dict[str, Any]:
+    function = {"name": name, "parameters": schema(*parameters, required=required)}
+    return {"type": "function", "function": function}
+
+
+TIDE = tool("get_tide", "port")
+FILES = [tool("list_files", "path"), tool("read_file", "path"), tool("delete_file", "path")]
+WEATHER = tool("get_current_weather", "location", "unit", required=1)
+
+
+@pytest.mark.parametrize(
+    ("question", "tools", "calls"),
+    [
+        ("What is the tide in Brest?", [TIDE], [("get_tide", {"port": "Brest"})]),
+        (
+            "What is the tide in Brest and Vaduz?",
+            [TIDE],
+            [("get_tide", {"port": "Brest"}), ("get_tide", {"port": "Vaduz"})],
+        ),
+        ("Delete the file main.py", FILES, [("delete_file", {"path": "main.py"})]),
+        (
+            "What's the weather like in Quito today?",
+            [WEATHER],
+            [("get_current_weather", {"location": "Quito"})],
+        ),
+    ],
+)
+def test_tools_never_seen_before_are_called_with_their_arguments(
+    system: System, question: str, tools: list[dict[str, Any]], calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    choice = chosen(system, user(question), tools=tools)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert [(made["name"], json.loads(made["arguments"])) for made in functions] == calls
+
+
+def test_it_is_made_to_call_one_tool_of_several_and_none_other(system: System) -> None:
+    wanted = {"type": "function", "function": {"name": "list_files"}}
+    choice = chosen(system, user("Hello"), tools=FILES, tool_choice=wanted)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "list_files"
+    assert isinstance(json.loads(call["function"]["arguments"])["path"], str)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_objects_are_made_as_their_schemas_say(system: System, seed: int) -> None:
+    dialogue = objects(Fillers(random.Random(seed), held_out=True))
+    expected = json.loads(dialogue.answer)
+    properties = {
+        name: {"type": "integer" if isinstance(expected[name], int) else "string"} for name in expected
+    }
+    form = {
+        "type": "object",
+        "properties": properties,
+        "required": list(expected),
+        "additionalProperties": False,
+    }
+    described = {"type": "json_schema", "json_schema": {"name": "made", "schema": form}}
+    made = json.loads(answer(system, *dialogue.messages[:-1], response_format=described))
+    jsonschema.validate(made, form)
+    assert list(made) == list(expected)
