@@ -36,16 +36,22 @@ _FORMATS = ("date", "date-time", "uuid", "email")
 
 
 def wide_tokenizer() -> LLTokenizer:
-    """As llguidance has it, `VOCABULARY_WIDE` tokens with its usual slices. Takes two seconds."""
-    whole = json.loads((model_folder("dense") / "tokenizer.json").read_text())
+    """As llguidance has it, with its usual slices. Takes two seconds."""
+    whole = wide_tokenizer_file()
+    end = next(token["id"] for token in whole["added_tokens"] if token["content"] == END_OF_TURN)
+    return LLTokenizer(json.dumps(whole), eos_token=end)
+
+
+def wide_tokenizer_file() -> dict[str, Any]:
+    """A tokenizer.json of `VOCABULARY_WIDE` tokens, those that are not text at the end."""
+    whole: dict[str, Any] = json.loads((model_folder("dense") / "tokenizer.json").read_text())
     vocabulary: dict[str, int] = whole["model"]["vocab"]
     added = whole["added_tokens"]
     first = VOCABULARY_WIDE - len(added)
     _merge_on(vocabulary, whole["model"]["merges"], first)
     for number, token in enumerate(added):
         token["id"] = first + number
-    end = next(token["id"] for token in added if token["content"] == END_OF_TURN)
-    return LLTokenizer(json.dumps(whole), eos_token=end)
+    return whole
 
 
 def _merge_on(vocabulary: dict[str, int], merges: list[list[str]], size: int) -> None:
