@@ -18,7 +18,7 @@ from broker.http.intake import Intake
 from broker.http.limits import BodyBudget
 from broker.line.foreman import Foreman
 from broker.line.link import Link
-from broker.routes import cache, chat, completions, errors, health, models, status
+from broker.routes import cache, chat, completions, embeddings, errors, health, models, rerank, status
 from broker.routes.gateway import Gateway
 from protocol.errors import RequestError
 
@@ -29,6 +29,8 @@ EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-should-retry", cache_header
 ROUTES = (
     *chat.ROUTES,
     *completions.ROUTES,
+    *embeddings.ROUTES,
+    *rerank.ROUTES,
     *models.ROUTES,
     *status.ROUTES,
     *cache.ROUTES,

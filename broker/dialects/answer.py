@@ -12,7 +12,7 @@ from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
 from broker.dispatch.flights import Batch, size_of
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Failed, Finished, Reused, Scored
+from protocol.messages import Accepted, Encoded, Failed, Finished, Reused, Scored
 from protocol.parts import Delta, Usage
 
 DOCUMENT_BYTES_MAX = 256 * 2**20
@@ -95,7 +95,7 @@ class Stream:
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """The events of all items, in order. An error is an event only once something has been sent."""
-        if not self._begun and (error := _failure_in(batches)):
+        if not self._begun and (error := failure_in(batches)):
             raise error
         events: list[bytes] = []
         for choice, items in batches:
@@ -109,14 +109,16 @@ class Stream:
         self._begun = self._begun or bool(events)
         return b"".join(events)
 
-    def _events(self, choice: int, item: Accepted | Reused | Scored | Finished | Failed) -> Iterator[bytes]:
+    def _events(
+        self, choice: int, item: Accepted | Reused | Scored | Encoded | Finished | Failed
+    ) -> Iterator[bytes]:
         match item:
             case Accepted() | Scored():
                 self._form.hear(choice, item)
                 entry = self._form.opening(choice)
                 yield self._head + entry + self._tail if entry else KEEPALIVE
-            case Reused():
-                pass  # the response's headers say it
+            case Reused() | Encoded():
+                pass  # the one is said in the response's headers, the other never of a text that goes on
             case Finished():
                 yield self._head + self._form.closing(choice, item.reason) + self._tail
                 if self._ends.finish(choice, item):
@@ -153,7 +155,7 @@ class Whole:
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """The document once it is complete, nothing before."""
-        if error := _failure_in(batches):
+        if error := failure_in(batches):
             raise error
         for choice, items in batches:
             for item in items:
@@ -181,7 +183,8 @@ class Whole:
         return encode(self._envelope | {"choices": choices, "usage": usage_object(self._ends.usage())})
 
 
-def _failure_in(batches: Sequence[Batch]) -> RequestError | None:
+def failure_in(batches: Sequence[Batch]) -> RequestError | None:
+    """What one of the flights has ended with."""
     for _, items in batches:
         if items and isinstance(last := items[-1], Failed):
             return failure(last)

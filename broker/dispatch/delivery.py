@@ -15,7 +15,17 @@ from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flights import Flight, Flights, Gain
-from protocol.messages import Accepted, Cancel, Events, Failed, Finished, Heartbeat, Reused, Scored
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    Encoded,
+    Events,
+    Failed,
+    Finished,
+    Heartbeat,
+    Reused,
+    Scored,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +66,7 @@ class Delivery:
                     self._dropped["unexpected"] += 1
             case Finished() if flight.terminal is None and flight.lacks(message):
                 self._dropped["gap"] += 1
-                self._failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
+                self._failover.take_back(flight, f"its end came behind {flight.progress} tokens")
             case _:
                 if flight.end(message):
                     self._failover.ended(flight)
@@ -76,6 +86,26 @@ class Delivery:
             case Gain.GAP:
                 self._dropped["gap"] += 1
                 self._failover.take_back(flight, f"of its prompt, token {message.first} came before its time")
+        return 0
+
+    def encode(self, message: Encoded) -> int:
+        """The numbers of some of a request's texts. How many of them are news."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return 0
+        match flight.encode(message, self._clock()):
+            case Gain.TAKEN:
+                if flight.suspect:
+                    self._failover.gained(flight)
+                return len(message.places)
+            case Gain.DOUBLE:
+                self._dropped["double"] += 1
+            case Gain.GAP:
+                self._dropped["gap"] += 1
+                self._failover.take_back(flight, f"part {message.sequence} came before its time")
+            case Gain.BEYOND:
+                self._dropped["beyond"] += 1
+                self._failover.take_back(flight, "it got numbers of texts that it has not, or has them of")
         return 0
 
     def gain(self, message: Events) -> int:

@@ -27,6 +27,7 @@ from protocol.messages import (
     Cancel,
     ClearCache,
     Draining,
+    Embed,
     Failed,
     Finished,
     Generate,
@@ -34,18 +35,21 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Message,
+    Rank,
     Rejected,
+    Request,
     Welcome,
     new_incarnation,
 )
 from protocol.workersettings import WorkerSettings
-from worker.contract import Loader, ModelError
+from worker.contract import Loader, ModelError, Prepared
 from worker.line.dealer import Line
 from worker.line.exits import EXIT_BROKEN, status_of
 from worker.line.modelthread import ModelThread
 from worker.line.outbox import Outbox
 from worker.line.pool import Outcome
-from worker.schedule.commands import Clear, Drop, Submit
+from worker.schedule.commands import Clear, Drop, Encode, Submit
+from worker.texts import PreparedTexts
 
 log = logging.getLogger(__name__)
 
@@ -178,9 +182,9 @@ class Service:
                 log.error("turned away by the gateway: %s", message.reason)
                 self._turned_away = ModelError(message.reason)
                 self._model.stop()
-            case Generate() if message.id in self._open:
+            case Generate() | Embed() | Rank() if message.id in self._open:
                 log.warning("%s: is here already", message.id)  # its one flight hears from the first
-            case Generate():
+            case Generate() | Embed() | Rank():
                 self._take_request(message, media)
             case Cancel():
                 self._preparing.discard(message.id)
@@ -198,11 +202,16 @@ class Service:
         else:
             self._introduce()
 
-    def _take_request(self, request: Generate, media: list[bytes]) -> None:
+    def _take_request(self, request: Request, media: list[bytes]) -> None:
         self._open.add(request.id)
         pool = self._model.pool
         if pool is None:
             self._refuse(request.id, RequestError(Code.MODEL_LOADING))
+            return
+        try:
+            self._model.require(request)
+        except RequestError as error:
+            self._refuse(request.id, error)
             return
         self._preparing.add(request.id)
         pool.prepare(request, media, self._on_prepared)
@@ -220,15 +229,17 @@ class Service:
             if isinstance(outcome, RequestError):
                 self._refuse(id, outcome)
                 continue
-            self._line.say(
-                Accepted(
-                    incarnation=self._incarnation,
-                    id=id,
-                    prompt_tokens=len(outcome.tokens),
-                    prompt=outcome.echo_text,
-                )
-            )
-            self._model.inbox.put(Submit(outcome))
+            self._submit(outcome)
+
+    def _submit(self, prepared: Prepared | PreparedTexts) -> None:
+        if isinstance(prepared, PreparedTexts):
+            tokens, echo_text = prepared.tokens, ""
+        else:
+            tokens, echo_text = len(prepared.tokens), prepared.echo_text
+        self._line.say(
+            Accepted(incarnation=self._incarnation, id=prepared.id, prompt_tokens=tokens, prompt=echo_text)
+        )
+        self._model.inbox.put(Encode(prepared) if isinstance(prepared, PreparedTexts) else Submit(prepared))
 
     def _refuse(self, id: str, error: RequestError) -> None:
         self._line.say(
