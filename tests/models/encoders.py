@@ -5,7 +5,6 @@ Weights are drawn as elsewhere; tokenizers are of the kind that each family has,
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import math
@@ -259,15 +258,3 @@ def _roles(names: list[str]) -> dict[str, str]:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description="Write a tiny model that answers with numbers.")
-    parser.add_argument("name", choices=tuple(ENCODERS))
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    print(make_encoder(arguments.name, arguments.folder))
-
-
-if __name__ == "__main__":
-    _main()

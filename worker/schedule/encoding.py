@@ -11,7 +11,7 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import Code, RequestError
@@ -98,18 +98,19 @@ class EncodingLoop:
         for request in self._queue.overdue(self.clock()):
             self._fail(request, RequestError(Code.DEADLINE_EXCEEDED))
         if batch := self._queue.take(self.pace.budget(decoding=True)):
+            for request in _requests(batch):
+                request.began_at = request.began_at or self.clock()
+            self._count()  # who is stuck in a step is known to be running
             self._encode(batch)
         self.counters.steps += 1
         self._count()
 
     def _encode(self, batch: Batch) -> None:
         began = self.clock()
-        for place in batch:
-            place.request.began_at = place.request.began_at or began
         try:
             vectors = self.model.encoder.encode([place.text for place in batch])
         except Exception as error:  # the request boundary
-            log.exception("%s: encoding failed", ", ".join(_ids(batch)))
+            log.exception("%s: encoding failed", ", ".join(request.id for request in _requests(batch)))
             self._retry_apart(batch, error)
             return
         self._failures.clear()
@@ -118,10 +119,10 @@ class EncodingLoop:
         self._hand_out(batch, vectors)
 
     def _hand_out(self, batch: Batch, vectors: Sequence[bytes]) -> None:
-        for id, mine in _apart(batch).items():
-            request = mine[0].request
-            told = b"".join(vector for place, vector in zip(batch, vectors, strict=True) if place in mine)
-            self.publisher.encoded(id, request.sent, [place.place for place in mine], told)
+        told = dict(zip(batch, vectors, strict=True))
+        for request, mine in _apart(batch).items():
+            joined = b"".join(told[place] for place in mine)
+            self.publisher.encoded(request.id, request.sent, [place.place for place in mine], joined)
             request.sent += 1
             request.done_tokens += sum(len(place.text.tokens) for place in mine)
             if not request.left:
@@ -166,15 +167,15 @@ class EncodingLoop:
             self.counters.rows = [_status(request, now) for request in self._queue]
 
 
-def _ids(batch: Batch) -> list[str]:
-    return list(_apart(batch))
+def _requests(batch: Batch) -> Iterable[Request]:
+    return _apart(batch).keys()
 
 
-def _apart(batch: Batch) -> dict[str, Batch]:
+def _apart(batch: Batch) -> dict[Request, Batch]:
     """By request, in order."""
-    found: dict[str, Batch] = {}
+    found: dict[Request, Batch] = {}
     for place in batch:
-        found.setdefault(place.request.id, []).append(place)
+        found.setdefault(place.request, []).append(place)
     return found
 
 
