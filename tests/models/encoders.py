@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_vlm.embedding_loader import EMBEDDING_MODEL_REMAPPING
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -133,6 +134,49 @@ def gemma3() -> Config:
     }
 
 
+def ministral3() -> Config:
+    rope = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
+    return {
+        "architectures": ["Ministral3Model"],
+        "head_dim": 16,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "max_position_embeddings": 256,
+        "model_type": "ministral3",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": rope | {"rope_type": "default"},
+        "tie_word_embeddings": True,
+        "vocab_size": VOCABULARY,
+    }
+
+
+def lfm2() -> Config:
+    """Convolutions, which see padding unless it is hidden from them, and one layer of attention."""
+    return {
+        "architectures": ["Lfm2Model"],
+        "block_auto_adjust_ff_dim": False,
+        "block_dim": 48,
+        "block_ff_dim": 96,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 16,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "hidden_size": 48,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "max_position_embeddings": 256,
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+        "vocab_size": VOCABULARY,
+    }
+
+
 def _ranking(config: Config, architecture: str) -> Config:
     return config | {"architectures": [architecture], "num_labels": 1, "id2label": {"0": "LABEL_0"}}
 
@@ -143,6 +187,8 @@ EMBEDDERS: dict[str, Callable[[], Config]] = {
     "roberta-embedder": xlm_roberta,
     "qwen3-embedder": qwen3,
     "gemma3-embedder": gemma3,
+    "ministral3-embedder": ministral3,
+    "lfm2-embedder": lfm2,
 }
 RANKERS: dict[str, Callable[[], Config]] = {
     "bert-reranker": lambda: _ranking(bert(), "BertForSequenceClassification"),
@@ -156,11 +202,11 @@ _POOLING = {"bert-embedder": "cls_token", "qwen3-embedder": "lasttoken"}
 """What sentence-transformers' files say of those that have them."""
 
 
-def make_encoder(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write the model called `name` into `folder`, made if absent, and return `folder`."""
-    config = ENCODERS[name]()
+def make_encoder(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Write the model called `name`, with `changes` to its config.json, into `folder`, made if absent."""
+    config = ENCODERS[name]() | changes
     folder.mkdir(parents=True, exist_ok=True)
-    if config["model_type"] in ("qwen3", "gemma3_text"):
+    if config["vocab_size"] == VOCABULARY:
         _save_decoders_tokenizer(config, folder)
     else:
         _save_encoders_tokenizer(config, folder)
@@ -175,10 +221,10 @@ def make_encoder(name: str, folder: Path, seed: int = 0) -> Path:
 
 
 def _network(name: str, config: Config) -> Any:
-    types = {"xlm-roberta": "xlm_roberta", "gemma3_text": "gemma3_embedding"}
-    kind = types.get(config["model_type"], config["model_type"])
-    if name == "qwen3-embedder":
-        kind = "qwen3_embedding"
+    if name in EMBEDDERS:
+        kind = EMBEDDING_MODEL_REMAPPING.get(config["model_type"], config["model_type"])
+    else:
+        kind = config["model_type"].replace("-", "_")
     module = importlib.import_module(f"mlx_vlm.models.{kind}")
     is_classifier = "id2label" in config
     network = module.SequenceClassificationModel if is_classifier else module.Model

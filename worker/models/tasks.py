@@ -7,11 +7,14 @@ those out, by its name. Whoever knows better says it with `--task`.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from protocol.tasks import Task
 from worker.contract import ModelError
 from worker.models.config import ENCODERS, ModelConfig
+
+log = logging.getLogger(__name__)
 
 EMBEDDING_DECODERS = frozenset({"gemma3_text", "lfm2", "ministral3", "qwen3"})
 RANKING_DECODERS = frozenset({"qwen3"})
@@ -27,7 +30,10 @@ def find_task(folder: Path, config: ModelConfig, name: str, asked: Task | None) 
     """
     able = _able(config)
     if asked is None:
-        return next((task for task in _told(folder, name) if task in able), able[0])
+        told = _told(folder, name)
+        if told and told not in able:
+            log.warning("%s: seems to be made to %s, which is not served here", name, _VERBS[told])
+        return told if told in able else able[0]
     if asked not in able:
         message = f"{name}: a model of the architecture {config.architecture!r} cannot {_VERBS[asked]} here."
         raise ModelError(message)
@@ -48,8 +54,8 @@ def _able(config: ModelConfig) -> list[Task]:
     return able + (["rerank"] if config.architecture in RANKING_DECODERS else [])
 
 
-def _told(folder: Path, name: str) -> list[Task]:
+def _told(folder: Path, name: str) -> Task | None:
     own_name = name.rsplit("/", 1)[-1].lower()
     if "rerank" in own_name:
-        return ["rerank"]
-    return ["embed"] if "embed" in own_name or any(folder.glob("*_Pooling/config.json")) else []
+        return "rerank"
+    return "embed" if "embed" in own_name or any(folder.glob("*_Pooling/config.json")) else None

@@ -19,6 +19,8 @@ from worker.texts import PreparedTexts, Text
 
 TEXTS_MAX = 64
 """Of one batch: the gateway writes them out between two events of other clients."""
+TOKENS_MIN = 128
+"""Of one batch, where there are so many: what a call itself costs is shared, however busy the machine is."""
 PADDED_SHARE = 0.5
 """A text of another request joins a batch whose longest is at most twice as long."""
 
@@ -119,7 +121,9 @@ class TextQueue:
         at = bisect_right(request.left, longest, key=request.length)
         if not at or texts == TEXTS_MAX or request.length(request.left[at - 1]) < shortest:
             return False
-        return not texts or budget.holds(work_of(texts + 1, longest))
+        if not texts or (texts + 1) * longest <= min(TOKENS_MIN, budget.tokens_max):
+            return True
+        return budget.holds(work_of(texts + 1, longest))
 
     def _pop(self, request: Request, longest: int) -> Place:
         place = request.left.pop(bisect_right(request.left, longest, key=request.length) - 1)
