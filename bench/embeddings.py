@@ -2,7 +2,7 @@
 
     python -m bench.embeddings [--texts 1000] [--words 60] [--rounds 3]
 
-A chat model and an embedding model (BERT of six layers, as wide as MiniLM), each with its worker, behind one
+A chat model and an embedding model (two layers, 128 wide, as BERT-Tiny), each with its worker, behind one
 gateway. Gaps between the pieces of the streams count from the sending of the list to its answer; those before
 are the calm ones. The list is then embedded once more with nobody beside it.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 import httpx
 
 from bench.client import Answer, ask, client
-from bench.gaps import CALM_PIECES, STREAMS, TEXT_TOKENS, gaps
+from bench.gaps import STREAMS, TEXT_TOKENS, gaps
 from bench.models import bench_folder, random_text
 from bench.processes import free_port, running, socket_folder, wait_for
 from bench.rivals import Server
@@ -32,13 +32,15 @@ from bench.timing import percentile, print_table
 from tests.models.corpus import make_corpus
 from tests.models.encoders import make_encoder
 
-STREAM_TOKENS = 3000
+STREAM_TOKENS = 4000
+CALM_PIECES = 400
+"""Pieces of every stream before the list is sent; the first tenth, while streams join, is left out."""
 WIDE = {
-    "hidden_size": 384,
-    "intermediate_size": 1536,
+    "hidden_size": 128,
+    "intermediate_size": 512,
     "max_position_embeddings": 512,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
 }
 CHAT, TEXTS = "chat", "texts"
 
@@ -97,7 +99,7 @@ async def watch(server: Server, folder: Path, texts: Sequence[str], seed: int, w
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         alone = await embed(http, texts)
-    joined = max(stream.pieces[CALM_PIECES // 2] for stream in streams)
+    joined = max(stream.pieces[CALM_PIECES // 10] for stream in streams)
     for stream in streams:
         watched.calm += gaps([at for at in stream.pieces if at <= sent], joined, sent)
         watched.troubled += gaps(stream.pieces, sent, answered)

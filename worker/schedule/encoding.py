@@ -28,7 +28,7 @@ from worker.texts import PreparedTexts, Text
 
 log = logging.getLogger(__name__)
 
-STEP_SHARE = 0.25
+STEP_SHARE = 0.5
 """Of the time between two tokens of a stream: so long may a batch take that the stream's worker waits for."""
 _BACKPRESSURE_WAIT_S = 0.05
 _HARMLESS = Text((0, 0))
