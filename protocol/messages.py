@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocol.errors import RequestError
 from protocol.parts import (
+    Bytes,
     Calling,
     Capabilities,
     Count,
@@ -112,6 +113,39 @@ class Generate(Message, frozen=True):
     tokenizing: Tokenizing | None = None
 
 
+class Encode(Message, frozen=True):
+    """What `Embed` and `Rank` have in common: `count` texts for a model that answers each with numbers.
+
+    `texts`: packed (`protocol.texts`). A text of more than `tokens_max` tokens is cut; None: it is refused
+    where it is too long for the model. `source`: what the client calls its texts, for errors. `priority` and
+    `deadline_s` as in `Generate`. `answered`: the places of those that another worker has answered before it
+    was lost; the answer has the others."""
+
+    id: Id
+    texts: Raw
+    count: Count
+    tokens_max: Count | None = None
+    source: Name = "input"
+    priority: int = 0
+    deadline_s: float | None = None
+    answered: list[Count] = []
+
+
+class Embed(Encode, frozen=True):
+    """A vector of each text is wanted. `dimensions`: so many of its numbers, the first ones, at length 1
+    again; None: all."""
+
+    dimensions: Count | None = None
+
+
+class Rank(Encode, frozen=True, kw_only=True):
+    """How relevant each text is for `query`: a vector of one number, 0 to 1. `instruction`: what makes it so,
+    for models that are told; empty: as they are used to be told."""
+
+    query: str
+    instruction: str = ""
+
+
 class Cancel(Message, frozen=True):
     """Nobody waits for this request any more. Idempotent; unknown ids are no error."""
 
@@ -125,7 +159,10 @@ class ClearCache(Message, frozen=True):
     id: Id
 
 
-ToWorker = Welcome | Rejected | Generate | Cancel | ClearCache
+Request = Generate | Embed | Rank
+"""What a client can ask of a worker."""
+
+ToWorker = Welcome | Rejected | Request | Cancel | ClearCache
 
 
 # --- worker -> gateway -------------------------------------------------------------------------------
@@ -216,6 +253,17 @@ class Events(Message, frozen=True):
     deltas: list[Delta]
 
 
+class Encoded(Message, frozen=True):
+    """What one step has brought to an `Embed` or a `Rank`: the vectors of the texts at `places`, one behind
+    the other, all equally long, float32, little-endian. Each text's comes once. `sequence` counts a request's
+    from 0; all of them come before its end."""
+
+    id: Id
+    sequence: Count
+    places: list[Count]
+    vectors: Bytes
+
+
 class Finished(Message, frozen=True):
     """Terminal. `reason` is `stop`, `length`, or `tool_calls`: the answer has come to its own end, and has at
     least one whole call. `stop`: the stop string before which it ends; empty: none."""
@@ -277,6 +325,7 @@ ToGateway = (
     | Reused
     | Scored
     | Events
+    | Encoded
     | Finished
     | Failed
     | CacheCleared

@@ -201,9 +201,12 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker's model can be asked."""
+    """What a worker's model can be asked: to answer, with what there is for that, or for numbers alone."""
 
     images: bool = False
     tools: bool = False
     thinking: bool = False
     system_in_place: bool = False
+    generation: bool = True
+    embeddings: bool = False
+    rerank: bool = False

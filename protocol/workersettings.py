@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from protocol import logs
 from protocol.settings import public_name
 from protocol.sizes import Size
+from protocol.tasks import Task
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Bytes = Annotated[int, Meta(ge=1)]
@@ -23,6 +24,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     served_name: Annotated[
         str | None, Meta(description="what clients call the model; none: its id, or the name of its folder")
+    ] = None
+    task: Annotated[
+        Task | None,
+        Meta(description="generate, embed or rerank; none: what the model's files or its name say"),
     ] = None
     endpoint: Annotated[
         str, Meta(description="where the gateway is; empty: the socket of a gateway on port 8000")

@@ -34,6 +34,7 @@ def main() -> int:
         memory_headroom=configured.memory_headroom,
         memory_limit_bytes=configured.memory_limit_bytes,
         memory_budget=configured.memory_budget,
+        task=configured.task,
     )
     try:
         service = Service(loader, configured)

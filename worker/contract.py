@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
+from worker.texts import Encoder, TextsPreparer
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -378,11 +379,20 @@ class Model:
     """Called on the model thread, once for each request."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodingModel:
+    """A loaded model that answers texts with numbers; otherwise as `Model`."""
+
+    facts: Facts
+    encoder: Encoder
+    open_preparer: Callable[[], TextsPreparer]
+
+
 class Loader(Protocol):
     """Knows which model to load."""
 
     name: str
     """The model's name towards clients, known before it is loaded."""
 
-    def load(self, progress: Progress) -> Model:
+    def load(self, progress: Progress) -> Model | EncodingModel:
         """Load and warm up, on the model thread. Raises `ModelError`."""

@@ -12,7 +12,7 @@ from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
 from broker.dispatch.flights import Batch, size_of
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Failed, Finished, Reused, Scored
+from protocol.messages import Accepted, Encoded, Failed, Finished, Reused, Scored
 from protocol.parts import Delta, Usage
 
 DOCUMENT_BYTES_MAX = 256 * 2**20
@@ -109,14 +109,16 @@ class Stream:
         self._begun = self._begun or bool(events)
         return b"".join(events)
 
-    def _events(self, choice: int, item: Accepted | Reused | Scored | Finished | Failed) -> Iterator[bytes]:
+    def _events(
+        self, choice: int, item: Accepted | Reused | Scored | Encoded | Finished | Failed
+    ) -> Iterator[bytes]:
         match item:
             case Accepted() | Scored():
                 self._form.hear(choice, item)
                 entry = self._form.opening(choice)
                 yield self._head + entry + self._tail if entry else KEEPALIVE
-            case Reused():
-                pass  # the response's headers say it
+            case Reused() | Encoded():
+                pass  # the one is said in the response's headers, the other never of a text that goes on
             case Finished():
                 yield self._head + self._form.closing(choice, item.reason) + self._tail
                 if self._ends.finish(choice, item):

@@ -25,6 +25,8 @@ CACHE_SALT_CHARACTERS_MAX = 256
 _SEED_MASK = 2**63 - 1
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
+PRIORITY_RANGE = (-(2**31), 2**31 - 1)
+
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -36,7 +38,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.01, 10),
     "n": (1, CHOICES_MAX),
-    "priority": (-(2**31), 2**31 - 1),
+    "priority": PRIORITY_RANGE,
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from broker.dispatch.flights import Flight
 from protocol.conversation import packed_bytes
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate, Ready
+from protocol.messages import Generate, Ready, Request
 
 RETRY_AFTER_S_MAX = 120.0
 WAITING_TURNS = 4
@@ -38,7 +38,7 @@ class Admission:
         self._service_s: float | None = None
         self._promised_until = -math.inf
 
-    def check(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Generate]) -> None:
+    def check(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
         """May these come to a worker beside those aboard, all or none?
 
         Raises `RequestError(text_generation_busy)`, or `invalid_request` where there would never be room.
@@ -59,7 +59,7 @@ class Admission:
             raise RequestError(Code.INVALID_REQUEST, message, param="n")
         raise self.busy(aboard)
 
-    def _check_size(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Generate]) -> None:
+    def _check_size(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
         most = self._tokens_max(ready)
         waiting = [flight for flight in aboard if not has_begun(flight)]
         if most is None or not waiting:
@@ -129,8 +129,10 @@ def has_begun(flight: Flight) -> bool:
     return flight.reuse is not None or flight.started_at is not None
 
 
-def guessed_tokens(request: Generate) -> int:
-    """About as many tokens as its prompt has."""
+def guessed_tokens(request: Request) -> int:
+    """About as many tokens as its prompt has, or its texts."""
+    if not isinstance(request, Generate):
+        return 1 + memoryview(request.texts).nbytes // BYTES_PER_TOKEN
     if request.tokens is not None:
         return len(request.tokens)
     prompt = (request.prompt or "").encode(errors="replace")

@@ -18,6 +18,7 @@ from broker.dispatch.flights import Flight, Flights, Gain
 from protocol.messages import (
     Accepted,
     Cancel,
+    Encoded,
     Events,
     Failed,
     Finished,
@@ -26,6 +27,7 @@ from protocol.messages import (
     Scored,
     tokens_told,
 )
+from protocol.tasks import runs_nothing
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +72,12 @@ class Delivery:
                     self._dropped["unexpected"] += 1
             case Finished() if flight.terminal is None and flight.lacks(message):
                 self._dropped["gap"] += 1
-                self._failover.take_back(flight, f"its end came behind {len(flight.tokens)} tokens")
+                self._failover.take_back(flight, f"its end came behind {flight.progress} tokens")
             case _:
                 if flight.end(message):
                     self._failover.ended(flight)
                     # What is only counted says nothing of how long those take that are run.
-                    if isinstance(message, Finished) and flight.request.tokenizing is None:
+                    if isinstance(message, Finished) and not runs_nothing(flight.request):
                         self._admission.served(self._clock() - flight.opened_at)
 
     def score(self, message: Scored) -> int:
@@ -91,6 +93,26 @@ class Delivery:
             case Gain.GAP:
                 self._dropped["gap"] += 1
                 self._failover.take_back(flight, f"of its prompt, token {message.first} came before its time")
+        return 0
+
+    def encode(self, message: Encoded) -> int:
+        """The numbers of some of a request's texts. How many of them are news."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return 0
+        match flight.encode(message, self._clock()):
+            case Gain.TAKEN:
+                if flight.suspect:
+                    self._failover.gained(flight)
+                return len(message.places)
+            case Gain.DOUBLE:
+                self._dropped["double"] += 1
+            case Gain.GAP:
+                self._dropped["gap"] += 1
+                self._failover.take_back(flight, f"part {message.sequence} came before its time")
+            case Gain.BEYOND:
+                self._dropped["beyond"] += 1
+                self._failover.take_back(flight, "it got numbers of texts that it has not, or has them of")
         return 0
 
     def gain(self, message: Events) -> int:

@@ -26,21 +26,23 @@ from protocol.messages import (
     CacheCleared,
     ClearCache,
     Draining,
+    Encoded,
     Events,
     Failed,
     Finished,
-    Generate,
     Goodbye,
     Heartbeat,
     Hello,
     Loading,
     Ready,
     Rejected,
+    Request,
     Reused,
     Scored,
     ToGateway,
     Welcome,
 )
+from protocol.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -109,12 +111,15 @@ class Dispatcher:
 
     # --- what clients want ---
 
-    def find(self, model: str | None) -> Worker | Vacancy:
-        """The worker a request for `model` would go to, or what it may wait for. Raises `RequestError`."""
+    def find(self, model: str | None, task: Task = "generate") -> Worker | Vacancy:
+        """The worker a request for `model` would go to, or what it may wait for. Raises `RequestError`.
+
+        `task`: which model is meant where none is named.
+        """
         if self.stopping:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         name = self.catalogue.resolve(model)
-        return self.catalogue.vacancy(name) or self.fleet.find(name, self._clock(), self.failover.load)
+        return self.catalogue.vacancy(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
 
     def check_ready(self) -> None:
         """Raises `RequestError` where no model serves, nor can be started."""
@@ -130,7 +135,7 @@ class Dispatcher:
 
     @contextmanager
     def board(
-        self, found: Worker | Vacancy, requests: Sequence[Generate], media: Sequence[bytes]
+        self, found: Worker | Vacancy, requests: Sequence[Request], media: Sequence[bytes]
     ) -> Iterator[list[Flight]]:
         """Send what one client asks, a request for each choice, to a worker, or have it wait: all or none.
 
@@ -192,8 +197,8 @@ class Dispatcher:
     # --- what workers say ---
 
     def hear(self, sender: str, message: ToGateway) -> int:
-        """One message from the peer whose connection is named `sender`. How many deltas of it, likelihoods or
-        tokens of a prompt, were of use."""
+        """One message from the peer whose connection is named `sender`. How much of it was of use: deltas,
+        likelihoods or tokens of a prompt, vectors."""
         if message.incarnation != sender:
             self.dropped["forged"] += 1
             return 0
@@ -210,6 +215,9 @@ class Dispatcher:
         if isinstance(message, Events):
             self.fleet.advanced(worker, self._clock())
             gained = self._delivery.gain(message)
+        elif isinstance(message, Encoded):
+            self.fleet.advanced(worker, self._clock())
+            gained = self._delivery.encode(message)
         elif isinstance(message, Scored):
             self.fleet.advanced(worker, self._clock())
             gained = self._delivery.score(message)

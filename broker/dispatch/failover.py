@@ -124,7 +124,7 @@ class Failover:
                 self._flights.leave(flight, flight.waiting_since)
             elif flight.legs > 1:
                 self.counts["resumed"] += 1
-                log.info("%s goes on behind %d tokens", flight.id, len(flight.tokens))
+                log.info("%s goes on behind %d tokens", flight.id, flight.progress)
         self._fail_strangers()
 
     def _fail_strangers(self) -> None:

@@ -14,6 +14,7 @@ from enum import Enum
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
 from protocol.parts import Capabilities
+from protocol.tasks import Task, tasks
 
 MODELS_MAX = 256
 """Models that workers may name in the life of a gateway: it remembers them all."""
@@ -220,12 +221,19 @@ class Fleet:
     def vacancy(self, model: str) -> Vacancy:
         """What is known of a model without a worker. One that was never seen may be able to do anything: what
         it cannot, its worker refuses."""
-        able = Capabilities(images=True)
+        able = Capabilities(images=True, embeddings=True, rerank=True)
         unseen = Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
         return Vacancy(model, self.models[model].last or unseen)
 
-    def find(self, model: str | None, now: float, load: Callable[[Worker], tuple[bool, int]]) -> Worker:
-        """The worker with the least `load` of those that serve `model` (None: any). Raises `RequestError`."""
+    def find(
+        self,
+        model: str | None,
+        now: float,
+        load: Callable[[Worker], tuple[bool, int]],
+        task: Task = "generate",
+    ) -> Worker:
+        """The worker with the least `load` of those that serve `model` (None: any, one made for `task` if
+        there is one). Raises `RequestError`."""
         if model is not None and self.models and model not in self.models:
             known = ", ".join(sorted(self.models))
             raise RequestError(
@@ -235,6 +243,8 @@ class Fleet:
             )
         candidates = [w for w in self._workers.values() if model in (None, w.model)]
         serving = [w for w in candidates if w.serves]
+        if model is None:
+            serving = [w for w in serving if task in tasks(w.capabilities)] or serving
         if serving:
             return min(serving, key=load)
         raise self._not_serving(model, candidates, now)

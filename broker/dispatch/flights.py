@@ -10,6 +10,7 @@ the legs before it. What must always hold:
 * a leg's deltas are numbered 0, 1, 2…; a double is dropped, behind a gap nothing of that leg is taken;
 * what was reused of its prompt is said once, after its acceptance and before its first delta;
 * a flight listens to the worker and to the id of its present leg; whatever else speaks of it is dropped;
+* of texts that are answered with numbers each is answered once, whatever leg it is in;
 * what waits for a client that does not read is bounded, what is said of its prompt by the prompt, and so are
   its tokens, which are kept to fly on.
 """
@@ -23,8 +24,21 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from protocol.errors import Code
-from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
+from protocol.messages import (
+    Accepted,
+    Embed,
+    Encode,
+    Encoded,
+    Failed,
+    Finished,
+    Generate,
+    Rank,
+    Request,
+    Reused,
+    Scored,
+)
 from protocol.parts import Delta, Reuse
+from protocol.texts import FLOAT_BYTES
 
 PENDING_DELTAS_MAX = 1536
 """Beyond what lies in the sockets' buffers, thousands of them. One with a long text, or with
@@ -37,7 +51,7 @@ PROVEN_DELTAS = 2
 """So many deltas of a leg show that its request has got past what was the end of the leg before. One is not
 enough: the last words of a worker that dies are lost with it, and they may have been as many."""
 
-Item = Accepted | Reused | Scored | Delta | Finished | Failed
+Item = Accepted | Reused | Scored | Delta | Encoded | Finished | Failed
 Batch = tuple[int, list[Item]]
 """What has come for one of a request's flights: its place among them, and the items."""
 
@@ -76,11 +90,12 @@ class Flight:
     client has, or can take, `tokens_max` as many as there can be, and `scored` the number of its prompt's
     whose likelihoods it has. `prompt_tokens`: until a worker has counted them, 0 or a guess. `mends`: how
     often in a row, without a token in between, it was sent again because something was lost on the line.
+    `answered`: the places of its texts that the client has the numbers of.
     `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
     it. `identity`: of the model that it was aboard last; `model` is only the name that was asked for.
     """
 
-    request: Generate
+    request: Request
     model: str
     opened_at: float
     waiting_since: float
@@ -96,6 +111,7 @@ class Flight:
     accepted: bool = False
     prompt_tokens: int = 0
     scored: int = 0
+    answered: set[int] = field(default_factory=set)
     reuse: Reuse | None = None
     started_at: float | None = None
     terminal: Finished | Failed | None = None
@@ -114,20 +130,28 @@ class Flight:
         return self.leg is not None and self.leg.deltas >= PROVEN_DELTAS
 
     @property
+    def progress(self) -> int:
+        """How many tokens, or texts, it has got."""
+        return len(self.tokens) + len(self.answered)
+
+    @property
     def is_scored(self) -> bool:
         """It has the likelihoods of its whole prompt, or asks for none."""
-        asks = self.request.echo and self.request.sampling.logprobs is not None
-        return not asks or (self.accepted and self.scored >= self.prompt_tokens)
+        request = self.request
+        if not isinstance(request, Generate) or request.sampling.logprobs is None:
+            return True
+        return not request.echo or (self.accepted and self.scored >= self.prompt_tokens)
 
     def goes_on_with(self, identity: str) -> bool:
         """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
         an earlier version and does not say; then the name counts."""
-        return not ((self.tokens or self.scored) and self.identity and identity) or self.identity == identity
+        has_begun = self.progress or self.scored
+        return not (has_begun and self.identity and identity) or self.identity == identity
 
     def limit(self, context_length: int) -> None:
         """What it can get from the worker it is aboard now; 0: that one does not say."""
-        limits = (self.request.max_tokens, context_length, TOKENS_MAX)
-        self.tokens_max = min(limit for limit in limits if limit)
+        asked = self.request.max_tokens if isinstance(self.request, Generate) else None
+        self.tokens_max = min(limit for limit in (asked, context_length, TOKENS_MAX) if limit)
 
     def take(self) -> list[Item]:
         """Everything that arrived since the last call, in order; the terminal item comes last."""
@@ -185,6 +209,8 @@ class Flight:
             return Gain.OVER
         if delta.sequence != leg.deltas:
             return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
+        if not isinstance(self.request, Generate):
+            return Gain.BEYOND
         if self.request.echo and not self.is_scored:
             return Gain.GAP
         # A delta without a token is none that a worker sends, and must not be free.
@@ -202,8 +228,27 @@ class Flight:
         self._push(delta)
         return Gain.TAKEN
 
+    def encode(self, message: Encoded, now: float) -> Gain:
+        """The numbers of some more of its texts."""
+        leg, request = self.leg, self.request
+        if self.terminal is not None or leg is None:
+            return Gain.OVER
+        if message.sequence != leg.deltas:
+            return Gain.DOUBLE if message.sequence < leg.deltas else Gain.GAP
+        if not isinstance(request, Encode) or not _is_sound(message, request.count, self.answered):
+            return Gain.BEYOND
+        if self.started_at is None:
+            self.started_at = now
+        leg.deltas += 1
+        self.mends = 0
+        self.answered.update(message.places)
+        self._push(message)
+        return Gain.TAKEN
+
     def lacks(self, finished: Finished) -> bool:
         """Something of this answer was lost before its end."""
+        if isinstance(self.request, Encode):
+            return len(self.answered) < self.request.count
         return finished.usage.completion_tokens > len(self.tokens) or not self.is_scored
 
     def end(self, terminal: Finished | Failed) -> bool:
@@ -226,6 +271,14 @@ class Flight:
         """End with an error of the gateway's own."""
         sender = self.request.incarnation
         return self.end(Failed(incarnation=sender, id=self.id, code=code, message=message))
+
+
+def _is_sound(message: Encoded, count: int, answered: Collection[int]) -> bool:
+    """News of texts that there are, with equally many numbers for each."""
+    places = set(message.places)
+    numbers, rest = divmod(len(message.vectors), FLOAT_BYTES * max(1, len(places)))
+    is_whole = len(places) == len(message.places) and numbers > 0 and not rest
+    return is_whole and places.isdisjoint(answered) and max(places, default=count) < count
 
 
 def size_of(delta: Delta) -> int:
@@ -253,7 +306,7 @@ class Flights:
     def __iter__(self) -> Iterator[Flight]:
         return iter(list(self._by_id.values()))
 
-    def open(self, request: Generate, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
+    def open(self, request: Request, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
         """A flight that waits for a worker."""
         if request.id in self._by_id:
             raise ValueError(f"flight {request.id} is open already")
@@ -261,7 +314,7 @@ class Flights:
         self._by_id[request.id] = self._waiting[request.id] = flight
         return flight
 
-    def board(self, flight: Flight, worker: str, now: float) -> Generate:
+    def board(self, flight: Flight, worker: str, now: float) -> Request:
         """A new leg of a flight that waits; the message that begins it."""
         assert flight.leg is None
         flight.legs += 1
@@ -273,6 +326,9 @@ class Flights:
         deadline_s = flight.request.deadline_s
         if deadline_s is not None:
             deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
+        if isinstance(flight.request, Embed | Rank):
+            answered = sorted(flight.answered)
+            return replace(flight.request, id=id, deadline_s=deadline_s, answered=answered)
         told = {"resume": list(flight.tokens), "scored": flight.scored}
         return replace(flight.request, id=id, deadline_s=deadline_s, **told)
 

@@ -37,7 +37,7 @@ import msgspec
 
 from broker.dispatch.flights import PROVEN_DELTAS, Flight
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate
+from protocol.messages import Generate, Request
 
 DEATHS_MAX = 3
 """So many one request may cause, where every death has a cause and nobody else is as suspect."""
@@ -78,12 +78,14 @@ class Death:
     candidates: dict[bytes, int]
 
 
-def fingerprint(request: Generate, model: str) -> bytes:
+def fingerprint(request: Request, model: str) -> bytes:
     """The same for requests to a model that differ only in id, seed, their place among others and how far
     they have come."""
-    sampling = msgspec.structs.replace(request.sampling, seed=0)
-    told = {"id": "", "incarnation": "", "source": "", "resume": [], "scored": 0}
-    bare = msgspec.structs.replace(request, sampling=sampling, **told)
+    told: dict[str, object] = {"answered": []}
+    if isinstance(request, Generate):
+        sampling = msgspec.structs.replace(request.sampling, seed=0)
+        told = {"sampling": sampling, "resume": [], "scored": 0}
+    bare = msgspec.structs.replace(request, id="", incarnation="", source="", **told)
     try:
         return hashlib.sha256(_encode((model, bare))).digest()
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -106,7 +108,7 @@ class Suspects:
         self._bars: dict[str, tuple[int, set[bytes]]] = {}
         """By model, until the next change: how many deaths are too many, and who may have caused so many."""
 
-    def check(self, requests: Sequence[Generate], model: str) -> None:
+    def check(self, requests: Sequence[Request], model: str) -> None:
         """Raises `RequestError(worker_crashed)` for a request that has been found guilty."""
         self._forget()
         if self._guilty and any(fingerprint(request, model) in self._guilty for request in requests):
@@ -157,7 +159,7 @@ class Suspects:
         for flight in suspects:
             flight.suspect = True
             mark = mark_of(flight)
-            candidates[mark] = max(len(flight.tokens), candidates.get(mark, 0))
+            candidates[mark] = max(flight.progress, candidates.get(mark, 0))
         self._deaths.append(Death(worker, model, self._clock(), candidates))
         self._bars.clear()
 
@@ -173,7 +175,7 @@ class Suspects:
         A copy of one that kills later on does not speak for it before it has come as far.
         """
         margin = PROVEN_DELTAS if flight.terminal is None else 0
-        mark, reached = mark_of(flight), len(flight.tokens) - margin
+        mark, reached = mark_of(flight), flight.progress - margin
         for death in self._deaths:
             if death.candidates.get(mark, NEVER) <= reached:
                 del death.candidates[mark]

@@ -14,7 +14,7 @@ from broker.dispatch.flights import Flight
 from broker.http.auth import Key
 from broker.http.limits import Shares
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate
+from protocol.messages import Request
 
 
 def check_room(dispatcher: Dispatcher) -> None:
@@ -44,7 +44,7 @@ class Boarding:
         self,
         key: Key | None,
         found: Worker | Vacancy,
-        requests: Sequence[Generate],
+        requests: Sequence[Request],
         media: Sequence[bytes],
     ) -> Iterator[list[Flight]]:
         """All of one client's requests, or none. On the event loop.

@@ -15,8 +15,9 @@ import re
 from collections.abc import Sequence
 
 from broker.dispatch.flights import Flight
-from protocol.messages import Finished
+from protocol.messages import Finished, Generate
 from protocol.parts import Reuse
+from protocol.tasks import runs_nothing
 
 HEADER = b"x-roundhouse-cache"
 UNREPORTED = "unreported"
@@ -28,8 +29,10 @@ _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.:-]")
 def header(flights: Sequence[Flight], prompts: int) -> bytes | None:
     """The header's value for the flights of one request: those of each prompt side by side, equally many.
 
-    None as long as it is not known for every prompt.
+    None as long as it is not known for every prompt, and where nothing is ever reused.
     """
+    if not all(isinstance(flight.request, Generate) for flight in flights):
+        return None
     each = len(flights) // prompts
     groups = [_group(flights[first : first + each]) for first in range(0, len(flights), each)]
     known = [group for group in groups if group is not None]
@@ -50,8 +53,8 @@ def _group(flights: Sequence[Flight]) -> tuple[Reuse, int] | None:
 
 
 def _of(flight: Flight) -> tuple[Reuse, int] | None:
-    if flight.request.tokenizing is not None:
-        return None  # nothing was run, so nothing could be reused
+    if runs_nothing(flight.request):
+        return None  # so nothing could be reused
     if flight.reuse is not None:
         return flight.reuse, flight.prompt_tokens
     if isinstance(flight.terminal, Finished):

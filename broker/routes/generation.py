@@ -1,9 +1,10 @@
-"""What the APIs that generate have in common: from `Generate`s, a request for each choice, to a response."""
+"""What the APIs that ask a model have in common: from requests to a worker to a response."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -20,8 +21,10 @@ from broker.http.boarding import Boarding
 from broker.http.respond import FlightResponse, Renderer
 from broker.routes.gateway import gateway_of
 from protocol.errors import Code, RequestError
-from protocol.messages import Finished, Generate
+from protocol.messages import Finished
+from protocol.messages import Request as Asked
 from protocol.parts import Media
+from protocol.tasks import require, task_of
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +59,18 @@ def renderer(
 def respond(
     request: Request,
     found: Worker | Vacancy,
-    requests: list[Generate],
+    requests: Sequence[Asked],
     frames: list[bytes],
     renderer: Renderer,
     *,
     prompts: int,
 ) -> ASGIApp:
-    """The response over the flights of `requests`, as many for each of the `prompts`, with media `frames`."""
+    """The response over the flights of `requests`, as many for each of the `prompts`, with media `frames`.
+
+    Raises `RequestError` where the model that was found is not made for what they ask.
+    """
     gateway = gateway_of(request)
+    require(task_of(requests[0]), found.capabilities, found.model)
     key: Key | None = getattr(request.state, "key", None)
     boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
     return FlightResponse(
@@ -82,5 +89,5 @@ def _log_flight(who: str, flight: Flight, status: int) -> None:
     elif end is not None:
         how = f"failed: {end.code}"
     else:
-        how = f"client left after {len(flight.tokens)} tokens"
+        how = f"client left after {flight.progress} tokens"
     log.info("%s%s %d %s in %.2f s", who, flight.id, status, how, time.monotonic() - flight.opened_at)

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from broker.dispatch.fleet import KnownModel
 from broker.routes.gateway import Gateway, gateway_of
 from protocol.errors import Code, RequestError
+from protocol.tasks import tasks
 
 
 async def list_models(request: Request) -> Response:
@@ -58,6 +59,8 @@ def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
     model: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "roundhouse"}
     if known.context_length:
         model["context_length"] = known.context_length
+    if known.last is not None:
+        model["tasks"] = tasks(known.last.capabilities)
     model["state"] = catalogue.state(name)
     if name in catalogue.states:
         model["aliases"] = catalogue.states[name].aliases

@@ -13,6 +13,7 @@ _SOURCES = (
     "chat_template.jinja",
     "configs.py",
     "corpus.py",
+    "encoders.py",
     "make.py",
     "tokenizer.py",
     "weights.py",
@@ -21,11 +22,11 @@ _SOURCES = (
     "zoo_parts.py",
     "zoo_states.py",
 )
-_LIBRARIES = ("mlx", "mlx-lm", "tokenizers")
+_LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "tokenizers")
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder, to be read only, of `name` with seed 0: of `dense`, `hybrid`, `sliding` or the zoo.
+    """Return the folder, to be read only, of `name` with seed 0: whatever `make.make_model` makes.
 
     The first call ever takes a few seconds. Safe to call from several processes at once: whoever renames
     first wins, the others drop theirs. Raises ValueError for another name.

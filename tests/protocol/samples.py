@@ -18,6 +18,8 @@ from protocol.messages import (
     Cancel,
     ClearCache,
     Draining,
+    Embed,
+    Encoded,
     Events,
     Failed,
     Finished,
@@ -27,6 +29,7 @@ from protocol.messages import (
     Hello,
     Loading,
     Message,
+    Rank,
     Ready,
     Rejected,
     Reused,
@@ -108,6 +111,31 @@ FULL: list[Message] = [
         calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
         tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
     ),
+    Embed(
+        incarnation=GATEWAY,
+        id="embd-1",
+        texts=pack(["駅はどこ?", [1, 151643]]),
+        count=2,
+        tokens_max=512,
+        source="texts",
+        priority=-3,
+        deadline_s=2.5,
+        answered=[1],
+        dimensions=256,
+    ),
+    Rank(
+        incarnation=GATEWAY,
+        id="rerank-1",
+        texts=pack(["am Bahnhof", "駅"]),
+        count=2,
+        tokens_max=512,
+        source="documents",
+        priority=-3,
+        deadline_s=2.5,
+        answered=[0],
+        query="駅はどこ?",
+        instruction="Find the station.",
+    ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
     Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
@@ -118,7 +146,15 @@ FULL: list[Message] = [
         context_length=262144,
         running_max=16,
         parameters=2**35,
-        capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
+        capabilities=Capabilities(
+            images=True,
+            tools=True,
+            thinking=True,
+            system_in_place=True,
+            generation=False,
+            embeddings=True,
+            rerank=True,
+        ),
         cache_bytes_max=2**36,
         tokens_max=2**22,
         identity="0f" * 16,
@@ -193,6 +229,9 @@ FULL: list[Message] = [
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
     ),
+    Encoded(
+        incarnation=WORKER, id="embd-1", sequence=1, places=[1, 0], vectors=bytes.fromhex("0000803f000080bf")
+    ),
     Finished(
         incarnation=WORKER,
         id="chatcmpl-1",
@@ -218,6 +257,8 @@ LEAST: list[Message] = [
     Welcome(incarnation=GATEWAY, version=1),
     Rejected(incarnation=GATEWAY, reason=""),
     Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=0)),
+    Embed(incarnation=GATEWAY, id="a", texts=pack([""]), count=1),
+    Rank(incarnation=GATEWAY, id="a", texts=pack([""]), count=1, query=""),
     Cancel(incarnation=GATEWAY, id="a"),
     ClearCache(incarnation=GATEWAY, id="c"),
     Hello(incarnation=WORKER, version=1, model="m", pid=1),
@@ -228,6 +269,7 @@ LEAST: list[Message] = [
     Reused(incarnation=WORKER, id="a", reuse=Reuse()),
     Scored(incarnation=WORKER, id="a", first=0, tokens=[PromptToken(bytes=b"")]),
     Events(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
+    Encoded(incarnation=WORKER, id="a", sequence=0, places=[], vectors=b""),
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
     CacheCleared(incarnation=WORKER, id="c", ram_bytes=0, disk_bytes=0),
@@ -541,6 +583,21 @@ BEFORE_COUNTS: list[Message] = [
 ]
 """As `FULL` before prompts were only counted, and ends and failures told their stop string and numbers."""
 
+BEFORE_TEXTS: list[Message] = [
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+        identity="0f" * 16,
+    ),
+]
+"""As `FULL` before there were models that answer with numbers."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -552,6 +609,7 @@ KINDS = {
     "before_channels": BEFORE_CHANNELS,
     "before_calls": BEFORE_CALLS,
     "before_counts": BEFORE_COUNTS,
+    "before_texts": BEFORE_TEXTS,
 }
 
 

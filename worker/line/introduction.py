@@ -27,6 +27,19 @@ def context_length(facts: Facts, policy: Policy) -> int:
     return Ledger(policy.bytes_max, policy.row_bytes).tokens_max(1 + facts.context_length)
 
 
+def ready_to_encode(incarnation: str, facts: Facts, settings: WorkerSettings) -> Ready:
+    """The same of a model that answers texts with numbers, and keeps nothing of them."""
+    return Ready(
+        incarnation=incarnation,
+        model=facts.name,
+        context_length=facts.context_length,
+        running_max=settings.max_running,
+        parameters=facts.parameters,
+        capabilities=facts.capabilities,
+        identity=facts.identity,
+    )
+
+
 def ready_of(incarnation: str, facts: Facts, policy: Policy) -> Ready:
     """That the model can serve, and how much at once. To be asked on the model thread."""
     ledger = Ledger(policy.bytes_max, policy.row_bytes)

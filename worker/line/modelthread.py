@@ -5,22 +5,27 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from functools import partial
 
-from protocol.messages import Loading, Message, Ready
+from protocol.messages import Loading, Message, Ready, Request
+from protocol.tasks import require, task_of
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
-from worker.contract import Loader, Model
-from worker.line.introduction import policy_of, ready_of
+from worker.contract import EncodingModel, Loader, Model, Preparer
+from worker.line.introduction import policy_of, ready_of, ready_to_encode
 from worker.line.outbox import Outbox
 from worker.line.pool import PreparerPool
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Stop
 from worker.schedule.counters import Counters
+from worker.schedule.encoding import STEP_SHARE, EncodingLoop
 from worker.schedule.loop import Loop
+from worker.schedule.pace import Pace
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.store import Limits, open_store
+from worker.texts import TextsPreparer
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,11 @@ class ModelThread:
         """What a gateway is told that has just come: ready, or how far the loading is."""
         return self._ready or self._loading()
 
+    def require(self, request: Request) -> None:
+        """Raises `RequestError` for what the model is not made for."""
+        if self._ready is not None:
+            require(task_of(request), self._ready.capabilities, self._ready.model)
+
     def start(self) -> None:
         self._thread.start()
 
@@ -66,15 +76,20 @@ class ModelThread:
     def _run(self) -> None:
         try:
             model = self._loader.load(self._report_progress)
-            loop = self._make_loop(model)
-            try:
-                loop.run()
-            finally:
-                if loop.store:
-                    loop.store.close()
+            if isinstance(model, EncodingModel):
+                self._make_encoding_loop(model).run()
+            else:
+                self._run_loop(self._make_loop(model))
         except BaseException as error:  # the thread's boundary: the I/O thread decides what it means
             self.failure = error
         self._outbox.wake()
+
+    def _run_loop(self, loop: Loop) -> None:
+        try:
+            loop.run()
+        finally:
+            if loop.store:
+                loop.store.close()
 
     def _report_progress(self, done: int, total: int) -> None:
         self._loaded = done, total
@@ -94,12 +109,10 @@ class ModelThread:
                 ready.context_length,
                 model.facts.context_length,
             )
-        self.pool = PreparerPool(partial(model.open_preparer, ready.context_length))
-        self.pool.warm()
+        self._open_pool(partial(model.open_preparer, ready.context_length))
         limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, prefix_folder(settings))
         store = open_store(model, limits, self.inbox.put)
-        self._ready = ready
-        self._outbox.put(ready)
+        self._tell_ready(ready)
         return Loop(
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),
@@ -109,3 +122,24 @@ class ModelThread:
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
         )
+
+    def _make_encoding_loop(self, model: EncodingModel) -> EncodingLoop:
+        settings = self._settings
+        self._open_pool(model.open_preparer)
+        self._tell_ready(ready_to_encode(self._incarnation, model.facts, settings))
+        target_s = STEP_SHARE * settings.inter_token_target_s
+        return EncodingLoop(
+            model=model,
+            pace=Pace(target_s=target_s, tokens_max=settings.prefill_tokens),
+            inbox=self.inbox,
+            publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
+            counters=self.counters,
+        )
+
+    def _open_pool(self, open_preparer: Callable[[], Preparer | TextsPreparer]) -> None:
+        self.pool = PreparerPool(open_preparer)
+        self.pool.warm()
+
+    def _tell_ready(self, ready: Ready) -> None:
+        self._ready = ready
+        self._outbox.put(ready)

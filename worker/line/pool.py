@@ -10,23 +10,28 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate
+from protocol.messages import Request
+from protocol.tasks import runs_nothing
 from worker.contract import Prepared, Preparer, Tokenized
+from worker.texts import PreparedTexts, TextsPreparer
 
 log = logging.getLogger(__name__)
 
 THREADS = 2
 WARM_S_MAX = 10.0
 
-Outcome = Prepared | Tokenized | RequestError
+Outcome = Prepared | PreparedTexts | Tokenized | RequestError
+_AnyPreparer = Preparer | TextsPreparer
 
 
 class PreparerPool:
     """Prepares requests beside the I/O thread."""
 
-    def __init__(self, open_preparer: Callable[[], Preparer]) -> None:
+    def __init__(self, open_preparer: Callable[[], _AnyPreparer]) -> None:
+        """Whoever asks for what these do not prepare has been turned away before."""
         self._own = threading.local()
         self._open = open_preparer
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
@@ -46,23 +51,21 @@ class PreparerPool:
         except Exception:  # the request boundary: whoever asks first is told
             log.debug("a preparer cannot be opened", exc_info=True)
 
-    def _preparer(self) -> Preparer:
+    def _preparer(self) -> _AnyPreparer:
         if not hasattr(self._own, "preparer"):
             self._own.preparer = self._open()
-        preparer: Preparer = self._own.preparer
+        preparer: _AnyPreparer = self._own.preparer
         return preparer
 
-    def prepare(
-        self, request: Generate, media: Sequence[bytes], done: Callable[[str, Outcome], None]
-    ) -> None:
+    def prepare(self, request: Request, media: Sequence[bytes], done: Callable[[str, Outcome], None]) -> None:
         """`done(id, outcome)` is called on a thread of the pool."""
         self._executor.submit(self._run, request, media, done)
 
-    def _run(self, request: Generate, media: Sequence[bytes], done: Callable[[str, Outcome], None]) -> None:
+    def _run(self, request: Request, media: Sequence[bytes], done: Callable[[str, Outcome], None]) -> None:
         outcome: Outcome
         try:
-            preparer = self._preparer()
-            take = preparer.prepare if request.tokenizing is None else preparer.tokenize
+            preparer: Any = self._preparer()
+            take = preparer.tokenize if runs_nothing(request) else preparer.prepare
             outcome = take(request, media)
         except RequestError as error:
             outcome = error

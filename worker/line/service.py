@@ -13,41 +13,36 @@ import faulthandler
 import logging
 import math
 import os
-import queue
 import signal
 import sys
 import time
 from importlib import metadata
 
 from protocol import logbook, sockets
-from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
-    Accepted,
     Cancel,
     ClearCache,
     Draining,
-    Failed,
-    Finished,
+    Embed,
     Generate,
     Goodbye,
     Heartbeat,
     Hello,
     Message,
+    Rank,
     Rejected,
     Welcome,
-    failed,
     new_incarnation,
 )
-from protocol.parts import Usage
 from protocol.workersettings import WorkerSettings
-from worker.contract import Loader, ModelError, Prepared, Tokenized
+from worker.contract import Loader, ModelError
 from worker.line.dealer import Line
 from worker.line.exits import EXIT_BROKEN, status_of
 from worker.line.modelthread import ModelThread
 from worker.line.outbox import Outbox
-from worker.line.pool import Outcome
-from worker.schedule.commands import Clear, Drop, Submit
+from worker.line.requests import Requests
+from worker.schedule.commands import Clear
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +63,9 @@ class Service:
         self._line = Line(endpoint, self._incarnation, curve)
         self._outbox = Outbox()
         self._model = ModelThread(loader, settings, self._incarnation, self._outbox)
-        self._prepared: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
-        self._preparing: set[str] = set()
-        self._open: set[str] = set()
-        """Requests that have been taken, and whose end has not been said."""
+        self._requests = Requests(
+            self._incarnation, model=self._model, say=self._line.say, wake=self._outbox.wake
+        )
         self._gateway: str | None = None
         self._welcome_due = False
         self._stops_asked = 0
@@ -108,7 +102,7 @@ class Service:
             self._watch_line()
             for message, media in self._line.receive():
                 self._hear(message, media)
-            self._take_prepared()
+            self._requests.pass_on()
             self._send_all()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_S
@@ -118,12 +112,12 @@ class Service:
         """Whether it may end, having been told to; the first time, that is announced."""
         if self._drain_until is None:
             self._drain_until = now + self._settings.drain_timeout_s
-            log.info("told to stop: %d requests to end", len(self._open))
+            log.info("told to stop: %d requests to end", len(self._requests))
             self._line.say(Draining(incarnation=self._incarnation))
-        return not self._open or now >= self._drain_until or self._stops_asked > 1
+        return not self._requests or now >= self._drain_until or self._stops_asked > 1
 
     def _stop(self) -> int:
-        log.info("stopping, %d requests left to others", len(self._open))
+        log.info("stopping, %d requests left to others", len(self._requests))
         self._line.say(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
         self._send_all()
         self._model.stop()
@@ -151,10 +145,8 @@ class Service:
                 self._abandon_rows()
 
     def _abandon_rows(self) -> None:
-        self._preparing.clear()
-        self._open.clear()
         self._line.forget()
-        self._model.inbox.put(Drop(None))
+        self._requests.abandon()
 
     def _introduce(self) -> None:
         self._welcome_due = True
@@ -180,14 +172,10 @@ class Service:
                 log.error("turned away by the gateway: %s", message.reason)
                 self._turned_away = ModelError(message.reason)
                 self._model.stop()
-            case Generate() if message.id in self._open:
-                log.warning("%s: is here already", message.id)  # its one flight hears from the first
-            case Generate():
-                self._take_request(message, media)
+            case Generate() | Embed() | Rank():
+                self._requests.take(message, media)
             case Cancel():
-                self._preparing.discard(message.id)
-                self._open.discard(message.id)
-                self._model.inbox.put(Drop(message.id))
+                self._requests.cancel(message.id)
             case ClearCache():
                 self._model.inbox.put(Clear(message.id))
 
@@ -200,66 +188,10 @@ class Service:
         else:
             self._introduce()
 
-    def _take_request(self, request: Generate, media: list[bytes]) -> None:
-        self._open.add(request.id)
-        pool = self._model.pool
-        if pool is None:
-            self._refuse(request.id, RequestError(Code.MODEL_LOADING))
-            return
-        self._preparing.add(request.id)
-        pool.prepare(request, media, self._on_prepared)
-
-    def _on_prepared(self, id: str, outcome: Outcome) -> None:
-        self._prepared.put((id, outcome))
-        self._outbox.wake()
-
-    def _take_prepared(self) -> None:
-        while not self._prepared.empty():
-            id, outcome = self._prepared.get()
-            if id not in self._preparing:
-                continue  # cancelled meanwhile
-            self._preparing.discard(id)
-            match outcome:
-                case RequestError():
-                    self._refuse(id, outcome)
-                case Tokenized():
-                    self._tell_tokens(outcome)
-                case Prepared():
-                    self._submit(outcome)
-
-    def _submit(self, request: Prepared) -> None:
-        self._line.say(
-            Accepted(
-                incarnation=self._incarnation,
-                id=request.id,
-                prompt_tokens=len(request.tokens),
-                prompt=request.echo_text,
-            )
-        )
-        self._model.inbox.put(Submit(request))
-
-    def _tell_tokens(self, told: Tokenized) -> None:
-        accepted = Accepted(
-            incarnation=self._incarnation,
-            id=told.id,
-            prompt_tokens=told.count,
-            prompt=told.text,
-            tokens=list(told.tokens),
-            pieces=list(told.pieces),
-        )
-        usage = Usage(prompt_tokens=told.count, completion_tokens=0)
-        ended = Finished(incarnation=self._incarnation, id=told.id, reason="stop", usage=usage)
-        self._line.say(accepted, ended)
-
-    def _refuse(self, id: str, error: RequestError) -> None:
-        self._line.say(failed(self._incarnation, id, error))
-
     # --- out ---
 
     def _send_all(self) -> None:
-        for sent in self._line.send(self._outbox.take):
-            if isinstance(sent, Finished | Failed):
-                self._open.discard(sent.id)
+        self._requests.sent(self._line.send(self._outbox.take))
 
     def _beat(self) -> None:
         counters = self._model.counters
@@ -267,7 +199,7 @@ class Service:
             Heartbeat(
                 incarnation=self._incarnation,
                 running=counters.running,
-                waiting=counters.waiting + len(self._preparing),
+                waiting=counters.waiting + self._requests.preparing,
                 steps=counters.steps,
                 cache_bytes=counters.cache_bytes,
                 rows=counters.rows,

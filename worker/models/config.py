@@ -24,6 +24,9 @@ _CONTEXT_KEYS = (
     "model_max_length",
 )
 
+ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})
+"""Architectures that read texts and write none: mlx-vlm's."""
+
 Kind = Literal["text", "vision"]
 
 
@@ -36,6 +39,8 @@ class ModelConfig:
     context_length: int
     vocabulary: int
     end_tokens: tuple[int, ...]
+    architectures: tuple[str, ...] = ()
+    """The classes that it is an instance of, by transformers' names."""
 
 
 def read_config(folder: Path, name: str) -> ModelConfig:
@@ -52,11 +57,15 @@ def read_config(folder: Path, name: str) -> ModelConfig:
         context_length=_context_length(folder, config, text),
         vocabulary=_first_count(("vocab_size",), config, text) or 0,
         end_tokens=_end_tokens(folder, config, text),
+        architectures=tuple(str(each) for each in config.get("architectures") or ()),
     )
 
 
 def require_known(config: ModelConfig, name: str) -> None:
-    """Raises `ModelError` unless mlx-lm implements the architecture. Imports none of its models."""
+    """Raises `ModelError` unless mlx-lm implements the architecture, or it is an encoder's. Imports none of
+    its models."""
+    if config.architecture in ENCODERS:
+        return
     from mlx_lm import __version__
     from mlx_lm.utils import MODEL_REMAPPING
 

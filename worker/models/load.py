@@ -15,10 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.naming import name_of
-from worker.contract import Draw, Engine, Facts, Model, ModelError, NoRoomError, Progress
+from protocol.tasks import Task
+from worker.contract import (
+    Draw,
+    EncodingModel,
+    Engine,
+    Facts,
+    Model,
+    ModelError,
+    NoRoomError,
+    Progress,
+)
 from worker.models.config import ModelConfig, read_config, require_known
 from worker.models.fingerprint import fingerprint
 from worker.models.source import find_folder, weight_files
+from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
     from worker.models.memory import Budget
@@ -42,17 +53,20 @@ class ModelLoader:
         memory_headroom: float = 0.1,
         memory_limit_bytes: int | None = None,
         memory_budget: int | None = None,
+        task: Task | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
+        `task`: what it is to do, where somebody knows better than its folder says.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is."""
         self.name = served_name or name_of(model)
         self._model = model
+        self._task = task
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
         self._memory_budget = memory_budget
 
-    def load(self, progress: Progress) -> Model:
+    def load(self, progress: Progress) -> Model | EncodingModel:
         """See `contract.Loader`."""
         began = time.monotonic()
         folder = find_folder(self._model, self._inspect)
@@ -60,10 +74,11 @@ class ModelLoader:
         files = weight_files(folder, self.name)
         weight_bytes = sum(file.stat().st_size for file in files)
         budget = self._budget(weight_bytes)
+        task = find_task(folder, config, name_of(self._model), self._task)
         if config.kind == "vision":
             log.info("%s: sees images, but this version runs its text half only", self.name)
         prepare_device(budget)
-        model, reason = self._attempt(folder, config, progress)
+        model, reason = self._attempt(folder, config, task, progress)
         if model is None:
             from worker.models import memory
 
@@ -76,7 +91,7 @@ class ModelLoader:
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
-        log.info("%s", describe(model.facts, config, weight_bytes, time.monotonic() - began))
+        log.info("%s", describe(model.facts, config, task, weight_bytes, time.monotonic() - began))
         return model
 
     def _inspect(self, folder: Path) -> ModelConfig:
@@ -114,30 +129,51 @@ class ModelLoader:
             f"used {_gb(budget.usable)}."
         )
 
-    def _attempt(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
+    def _attempt(
+        self, folder: Path, config: ModelConfig, task: Task, progress: Progress
+    ) -> tuple[Model | EncodingModel | None, str]:
         """The model, or why there is none."""
-        from worker.models.text import build_text_model
-
         try:
-            network = load_weights(folder, progress)
-            model = build_text_model(self.name, folder, config, network)
-            warm_up(model.engine, rows=2)
+            if task == "generate":
+                return self._generating(folder, config, progress), ""
+            return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
         except Exception as error:  # the load's boundary: whatever it is, the model is at fault
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
-        return model, ""
+
+    def _generating(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
+        from worker.models.text import build_text_model
+
+        network = load_weights(folder, progress)
+        model = build_text_model(self.name, folder, config, network)
+        warm_up(model.engine, rows=2)
+        return model
+
+    def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EncodingModel:
+        from worker.models.encoding import build_encoding_model, load_network
+
+        network = load_network(folder, config, task)
+        evaluate(network, progress)
+        return build_encoding_model(self.name, folder, config, task, network)
 
 
 def load_weights(folder: Path, progress: Progress) -> Any:
     """Upstream's model with its parameters in memory: an `mlx.nn.Module`. Raises one of many errors."""
-    import mlx.core as mx
     from mlx_lm.utils import load_model
+
+    network, _ = load_model(folder, lazy=True)
+    evaluate(network, progress)
+    return network
+
+
+def evaluate(network: Any, progress: Progress) -> None:
+    """Have a network's parameters in memory: group after group, and say so."""
+    import mlx.core as mx
 
     from worker.engine.trees import arrays_of
 
-    network, _ = load_model(folder, lazy=True)
     parameters = list(arrays_of(network.parameters()).values())
     total = sum(parameter.nbytes for parameter in parameters)
     progress(0, total)
@@ -151,7 +187,6 @@ def load_weights(folder: Path, progress: Progress) -> Any:
             evaluated = done
             group.clear()
             progress(done, total)
-    return network
 
 
 def warm_up(engine: Engine, rows: int) -> None:
@@ -211,11 +246,12 @@ def explain(error: Exception, config: ModelConfig) -> str:
     )
 
 
-def describe(facts: Facts, config: ModelConfig, weight_bytes: int, seconds: float) -> str:
+def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, seconds: float) -> str:
     """One line for the log."""
     batching = "" if facts.batched else ", requests not batched"
+    kind = {"generate": config.kind, "embed": "embedding", "rerank": "reranking"}[task]
     return (
-        f"loaded {facts.name}: {config.kind} model, {config.architecture}, "
+        f"loaded {facts.name}: {kind} model, {config.architecture}, "
         f"{_short(facts.parameters)} parameters, {_gb(weight_bytes)}, "
         f"{_gb(facts.cache_bytes_max or 0)} left for caches, "
         f"context {facts.context_length}{batching}, in {seconds:.1f} s"

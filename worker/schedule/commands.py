@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from worker.contract import Prepared
 from worker.prefixes.files import Record
+from worker.texts import PreparedTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,13 @@ class Submit:
     """A prepared request joins the queue."""
 
     request: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Prepared texts join the queue."""
+
+    request: PreparedTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +58,4 @@ class Stop:
     """End the thread."""
 
 
-Command = Submit | Drop | Clear | Fetched | Written | Stop
+Command = Submit | Encode | Drop | Clear | Fetched | Written | Stop

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
-from protocol.messages import CacheCleared, Events, Finished, Message, Reused, Scored, failed
-from protocol.parts import Delta, PromptToken, Reuse
+from protocol.messages import CacheCleared, Encoded, Events, Finished, Message, Reused, Scored, failed
+from protocol.parts import Delta, PromptToken, Reuse, Timings, Usage
 from worker.schedule.answer import Answer
 
 
@@ -30,6 +30,18 @@ class Publisher:
     def events(self, deltas: list[Delta]) -> None:
         """What one step has brought."""
         self.publish(Events(incarnation=self.incarnation, deltas=deltas))
+
+    def encoded(self, id: str, sequence: int, places: list[int], vectors: bytes) -> None:
+        """The vectors of some of a request's texts."""
+        self.publish(
+            Encoded(incarnation=self.incarnation, id=id, sequence=sequence, places=places, vectors=vectors)
+        )
+
+    def encoded_all(self, id: str, usage: Usage, timings: Timings) -> None:
+        """A request's texts have their vectors."""
+        self.publish(
+            Finished(incarnation=self.incarnation, id=id, reason="stop", usage=usage, timings=timings)
+        )
 
     def finished(self, answer: Answer, reason: str, now: float) -> None:
         """An answer is whole."""

@@ -12,12 +12,14 @@ import pytest
 import zmq
 
 from protocol import sockets, wire
+from protocol.conversation import pack
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     CacheCleared,
     Cancel,
     ClearCache,
+    Embed,
     Events,
     Failed,
     Finished,
@@ -235,6 +237,17 @@ def test_a_request_that_cannot_be_prepared_is_refused(gateway: Gateway, start: S
     gateway.generate("a", "!nonsense")
     refusal = gateway.until(Failed)
     assert (refusal.id, refusal.code, refusal.param) == ("a", "invalid_request", "messages")
+
+
+def test_texts_are_refused_by_a_model_that_generates(gateway: Gateway, start: Start) -> None:
+    start()
+    gateway.meet()
+    gateway.say(Embed(incarnation=gateway.incarnation, id="a", texts=pack(["word"]), count=1))
+    refusal = gateway.until(Failed)
+    assert (refusal.id, refusal.code, refusal.param) == ("a", "invalid_request", "model")
+    assert "makes no embeddings" in refusal.message
+    gateway.generate("b", "word !tokens=1")
+    assert gateway.until(Finished).id == "b"
 
 
 def test_log_probabilities_come_with_the_tokens(gateway: Gateway, start: Start) -> None:

@@ -1,0 +1,32 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from broker.dialects import embeddings
+from broker.http.boarding import check_room
+from broker.http.respond import read_body
+from broker.routes.gateway import gateway_of
+from broker.routes.generation import respond
+
+
+async def embed(request: Request) -> ASGIApp:
+    """A vector for each text."""
+    gateway = gateway_of(request)
+    check_room(gateway.dispatcher)
+    raw = await read_body(request, gateway.settings.body_bytes_max)
+    body = await gateway.aside.work(len(raw), partial(embeddings.read, raw))
+    found = gateway.dispatcher.find(body.model, "embed")
+    id = "embd-" + secrets.token_hex(12)
+    message = partial(embeddings.embed, body, id=id, incarnation=gateway.dispatcher.incarnation)
+    asked = await gateway.aside.work(len(raw), message)
+    return respond(request, found, [asked], [], embeddings.Document(found.model, body), prompts=1)
+
+
+ROUTES = [Route("/v1/embeddings", embed, methods=["POST"])]

@@ -1,0 +1,32 @@
+"""POST /v1/rerank, and by the other names that clients know it by."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from broker.dialects import rerank
+from broker.http.boarding import check_room
+from broker.http.respond import read_body
+from broker.routes.gateway import gateway_of
+from broker.routes.generation import respond
+
+
+async def rank(request: Request) -> ASGIApp:
+    """Documents by how relevant they are for a query."""
+    gateway = gateway_of(request)
+    check_room(gateway.dispatcher)
+    raw = await read_body(request, gateway.settings.body_bytes_max)
+    body = await gateway.aside.work(len(raw), partial(rerank.read, raw))
+    found = gateway.dispatcher.find(body.model, "rerank")
+    id = "rerank-" + secrets.token_hex(12)
+    message = partial(rerank.rank, body, id=id, incarnation=gateway.dispatcher.incarnation)
+    asked = await gateway.aside.work(len(raw), message)
+    return respond(request, found, [asked], [], rerank.Document(id, found.model, body), prompts=1)
+
+
+ROUTES = [Route(path, rank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]

@@ -1,0 +1,153 @@
+"""Embeddings: what of a body goes to the worker, what is refused by name, and how vectors are written."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects import embeddings
+from broker.dialects.embeddings import INPUTS_MAX, Document
+from protocol.errors import Code, RequestError
+from protocol.messages import Embed, Encoded, Failed, Finished
+from protocol.parts import Usage
+from protocol.texts import unpack
+
+WORKER = "worker-1"
+
+
+def read(given: Any, **fields: Any) -> embeddings.Body:
+    return embeddings.read(json.dumps({"input": given, **fields}).encode())
+
+
+def asked(given: Any, **fields: Any) -> Embed:
+    return embeddings.embed(read(given, **fields), id="embd-1", incarnation="g")
+
+
+def encoded(sequence: int, vectors: dict[int, list[float]]) -> Encoded:
+    packed = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors.values())
+    return Encoded(incarnation=WORKER, id="embd-1", sequence=sequence, places=list(vectors), vectors=packed)
+
+
+def finished(tokens: int = 7) -> Finished:
+    usage = Usage(prompt_tokens=tokens, completion_tokens=0)
+    return Finished(incarnation=WORKER, id="embd-1", reason="stop", usage=usage)
+
+
+TEXTS: dict[str, tuple[Any, list[Any]]] = {
+    "a text": ("駅 🚂", ["駅 🚂"]),
+    "texts": (["a", "b"], ["a", "b"]),
+    "ids": ([1, 2], [[1, 2]]),
+    "lists of ids": ([[1, 2], [3]], [[1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize(("given", "texts"), TEXTS.values(), ids=TEXTS)
+def test_texts_go_on_as_they_came(given: Any, texts: list[Any]) -> None:
+    request = asked(given)
+    assert unpack(request) == texts
+    assert (request.count, request.source, request.dimensions) == (len(texts), "input", None)
+
+
+def test_what_is_asked_of_them_goes_on_too() -> None:
+    request = asked("a", dimensions=64, priority=-2, user="u", unknown=1, encoding_format=None)
+    assert (request.dimensions, request.priority, request.tokens_max) == (64, -2, None)
+    assert asked("a", truncate_prompt_tokens=9).tokens_max == 9
+    assert asked("a", truncate_prompt_tokens=-1).tokens_max == 2**31 - 1
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no input": ({}, "input"),
+    "nothing": ({"input": []}, "input"),
+    "null": ({"input": None}, "input"),
+    "an empty text": ({"input": ""}, "input"),
+    "one of several": ({"input": ["a", ""]}, "input[1]"),
+    "no ids": ({"input": [[1], []]}, "input[1]"),
+    "a mixture": ({"input": ["a", [1]]}, "input"),
+    "another one": ({"input": [[1], "a"]}, "input"),
+    "objects": ({"input": [{"text": "a"}]}, "input"),
+    "truth": ({"input": [[True]]}, "input[0]"),
+    "half an id": ({"input": [1, 2.5]}, "input[1]"),
+    "a negative one": ({"input": [[1], [2, -1]]}, "input[1][1]"),
+    "too many": ({"input": ["a"] * (INPUTS_MAX + 1)}, "input"),
+    "a number": ({"input": 3}, "input"),
+    "a format": ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    "no format": ({"input": "a", "encoding_format": 3}, "encoding_format"),
+    "no dimensions": ({"input": "a", "dimensions": 0}, "dimensions"),
+    "words for dimensions": ({"input": "a", "dimensions": "64"}, "dimensions"),
+    "nothing left": ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    "a priority": ({"input": "a", "priority": 2**40}, "priority"),
+    "a model": ({"input": "a", "model": 3}, "model"),
+    "a user": ({"input": "a", "user": 3}, "user"),
+}
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        embeddings.read(json.dumps(body).encode())
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert caught.value.param == param
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(RequestError):
+        embeddings.read(b"{")
+
+
+# --- vectors -----------------------------------------------------------------------------------------
+
+
+numbers = st.floats(-1, 1, width=32)
+
+
+lists = st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=9)
+
+
+@given(lists, st.randoms(), st.booleans())
+def test_vectors_are_in_the_order_of_their_texts_whatever_the_order_of_work(
+    vectors: list[list[float]], random: Any, in_base64: bool
+) -> None:
+    body = read(["x"] * len(vectors), encoding_format="base64" if in_base64 else "float")
+    document = Document("m", body)
+    order = list(range(len(vectors)))
+    random.shuffle(order)
+    cut = random.randint(0, len(order))
+    for number, places in enumerate((order[:cut], order[cut:])):
+        part = encoded(number, {place: vectors[place] for place in places})
+        assert document.feed([(0, [part])]) == b""
+    assert not document.over
+    told = json.loads(document.feed([(0, [finished()])]))
+    assert document.over
+    assert told["object"] == "list"
+    assert (told["model"], told["usage"]) == ("m", {"prompt_tokens": 7, "total_tokens": 7})
+    assert [entry["index"] for entry in told["data"]] == list(range(len(vectors)))
+    for entry, vector in zip(told["data"], vectors, strict=True):
+        assert entry["object"] == "embedding"
+        found = entry["embedding"]
+        if in_base64:
+            raw = base64.b64decode(found)
+            found = list(struct.unpack(f"<{len(raw) // 4}f", raw))
+        assert found == vector
+
+
+def test_a_failure_is_the_answer() -> None:
+    document = Document("m", read("a"))
+    code = Code.CONTEXT_LENGTH_EXCEEDED
+    failed = Failed(incarnation=WORKER, id="embd-1", code=code, message="m", param="input")
+    with pytest.raises(RequestError) as caught:
+        document.feed([(0, [encoded(0, {0: [1.0]}), failed])])
+    assert (caught.value.code, caught.value.param) == (code, "input")
+
+
+def test_a_document_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.dialects.numbers.DOCUMENT_BYTES_MAX", 100)
+    document = Document("m", read(["a", "b"]))
+    document.feed([(0, [encoded(0, {0: [0.5]})])])
+    with pytest.raises(RequestError, match="ask for fewer texts"):
+        document.feed([(0, [encoded(1, {1: [0.5] * 50})])])

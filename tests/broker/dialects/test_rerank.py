@@ -1,0 +1,93 @@
+"""Reranking: what of a body goes to the worker, what is refused by name, and how scores are told."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from broker.dialects import rerank
+from broker.dialects.rerank import DOCUMENTS_MAX, Document
+from protocol.errors import RequestError
+from protocol.messages import Encoded, Finished, Rank
+from protocol.parts import Usage
+from protocol.texts import unpack
+
+WORKER = "worker-1"
+
+
+def read(**fields: Any) -> rerank.Body:
+    return rerank.read(json.dumps({"query": "q", "documents": ["a", "b", "c"], **fields}).encode())
+
+
+def asked(**fields: Any) -> Rank:
+    return rerank.rank(read(**fields), id="rerank-1", incarnation="g")
+
+
+def told(body: rerank.Body, *scores: float) -> dict[str, Any]:
+    """The document, of scores that come one by one, the last one first."""
+    document = Document("rerank-1", "m", body)
+    for number, place in enumerate(reversed(range(len(scores)))):
+        vector = struct.pack("<f", scores[place])
+        part = Encoded(incarnation=WORKER, id="a", sequence=number, places=[place], vectors=vector)
+        assert document.feed([(0, [part])]) == b""
+    usage = Usage(prompt_tokens=9, completion_tokens=0)
+    end = Finished(incarnation=WORKER, id="a", reason="stop", usage=usage)
+    found: dict[str, Any] = json.loads(document.feed([(0, [end])]))
+    return found
+
+
+def test_query_and_documents_go_on() -> None:
+    request = asked(documents=["a", {"text": "b", "title": "t"}], instruction="i", priority=1)
+    assert unpack(request) == ["a", "b"]
+    assert (request.query, request.instruction, request.count) == ("q", "i", 2)
+    assert (request.source, request.priority, request.tokens_max) == ("documents", 1, None)
+    assert asked(max_tokens_per_doc=100).tokens_max == 100
+    assert asked(max_tokens_per_doc=100, truncate_prompt_tokens=-1).tokens_max == 2**31 - 1
+
+
+def test_the_most_relevant_comes_first_and_the_first_of_equals() -> None:
+    results = told(read(), 0.25, 0.75, 0.25)["results"]
+    assert results == [
+        {"index": 1, "relevance_score": 0.75},
+        {"index": 0, "relevance_score": 0.25},
+        {"index": 2, "relevance_score": 0.25},
+    ]
+
+
+def test_only_so_many_are_told_and_with_their_documents_if_asked() -> None:
+    answer = told(read(top_n=2, return_documents=True, documents=["a", {"text": "b"}, "c"]), 0.25, 0.75, 0.5)
+    assert answer["results"] == [
+        {"index": 1, "relevance_score": 0.75, "document": {"text": "b"}},
+        {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
+    ]
+    assert (answer["id"], answer["model"]) == ("rerank-1", "m")
+    assert answer["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no query": ({"query": None}, "query"),
+    "an empty one": ({"query": ""}, "query"),
+    "no documents": ({"documents": []}, "documents"),
+    "one text": ({"documents": "a"}, "documents"),
+    "too many": ({"documents": ["a"] * (DOCUMENTS_MAX + 1)}, "documents"),
+    "numbers": ({"documents": ["a", 3]}, "documents[1]"),
+    "a document without a text": ({"documents": [{"title": "t"}]}, "documents[0].text"),
+    "none to tell": ({"top_n": 0}, "top_n"),
+    "words for a number": ({"top_n": "3"}, "top_n"),
+    "perhaps": ({"return_documents": "yes"}, "return_documents"),
+    "nothing left": ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    "nothing left of a document": ({"max_tokens_per_doc": -3}, "max_tokens_per_doc"),
+    "a priority": ({"priority": 2**40}, "priority"),
+    "a model": ({"model": 3}, "model"),
+    "an instruction": ({"instruction": 3}, "instruction"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(**fields)
+    assert caught.value.param == param

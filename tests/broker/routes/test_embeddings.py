@@ -1,0 +1,289 @@
+"""POST /v1/embeddings and /v1/rerank, on their way to a worker and back, over deaths and refusals."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.dialects import embeddings, rerank
+from broker.http.aside import LARGE_BODY_BYTES
+from protocol.messages import Embed, Encoded, Finished, Rank
+from protocol.parts import Capabilities, Usage
+from tests.broker.asgi import Exchange, run, until
+from tests.broker.dispatching import accepted, events, finished, ready
+from tests.broker.house import CHAT, MESSAGES, House
+
+EMBEDS = Capabilities(generation=False, embeddings=True)
+KEY = "rh-one"
+RANKS = Capabilities(generation=False, rerank=True)
+
+
+def serving(house: House, worker: str, model: str, able: Capabilities, rows: int = 4) -> None:
+    house.line.hello(worker, model)
+    house.line.say(worker, replace(ready(worker, model, rows), capabilities=able))
+
+
+def post(house: House, path: str, **body: Any) -> Exchange:
+    headers = [(b"authorization", b"Bearer " + KEY.encode())]
+    return Exchange(house.app, "POST", path, json.dumps(body).encode(), headers)
+
+
+def asked(house: House, worker: str) -> list[Embed | Rank]:
+    return [m for to, m in house.line.sent if to == worker and isinstance(m, Embed | Rank)]
+
+
+async def arrived(house: House, worker: str, number: int = 1) -> Embed | Rank:
+    await until(lambda: len(asked(house, worker)) >= number)
+    return asked(house, worker)[number - 1]
+
+
+def part(worker: str, id: str, sequence: int, *places: int) -> Encoded:
+    """Each text's vector is its place."""
+    vectors = struct.pack(f"<{len(places)}f", *places)
+    return Encoded(incarnation=worker, id=id, sequence=sequence, places=list(places), vectors=vectors)
+
+
+def ended(worker: str, id: str) -> Finished:
+    usage = Usage(prompt_tokens=6, completion_tokens=0)
+    return Finished(incarnation=worker, id=id, reason="stop", usage=usage)
+
+
+@pytest.fixture
+def mixed() -> Iterator[House]:
+    """A chat, an embedding and a reranking model, each with a worker."""
+    house = House()
+    house.line.serving("c", "chat")
+    serving(house, "e", "embeds", EMBEDS)
+    serving(house, "r", "ranks", RANKS)
+    yield house
+    house.close()
+
+
+def test_vectors_come_back_in_one_document(mixed: House) -> None:
+    async def talk() -> None:
+        answer = post(mixed, "/v1/embeddings", model="embeds", input=["a", "b", "c"])
+        request = await arrived(mixed, "e")
+        mixed.line.say("e", accepted("e", request.id), part("e", request.id, 0, 2, 0))
+        mixed.line.say("e", part("e", request.id, 1, 1), ended("e", request.id))
+        document = (await answer.end()).json
+        assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0]]
+        assert document["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+        assert "x-roundhouse-cache" not in answer.headers
+        assert len(mixed.line.dispatcher.flights) == 0
+
+    run(talk())
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_documents_are_ranked_under_each_of_its_names(mixed: House, path: str) -> None:
+    async def talk() -> None:
+        answer = post(mixed, path, model="ranks", query="q", documents=["a", "b"])
+        request = await arrived(mixed, "r")
+        assert isinstance(request, Rank)
+        mixed.line.say("r", accepted("r", request.id), part("r", request.id, 0, 0, 1))
+        mixed.line.say("r", ended("r", request.id))
+        document = (await answer.end()).json
+        assert [result["index"] for result in document["results"]] == [1, 0]
+        assert document["id"] == request.id
+
+    run(talk())
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "vectors of a chat model": ("/v1/embeddings", {"model": "chat", "input": "a"}, "makes no embeddings"),
+    "vectors of a ranking one": ("/v1/embeddings", {"model": "ranks", "input": "a"}, "makes no embeddings"),
+    "ranks of an embedding one": (
+        "/v1/rerank",
+        {"model": "embeds", "query": "q", "documents": ["a"]},
+        "does not rank documents",
+    ),
+    "a chat with an embedding one": (
+        CHAT,
+        {"model": "embeds", "messages": [{"role": "user", "content": "a"}]},
+        "does not generate text. It makes embeddings",
+    ),
+    "text of a ranking one": ("/v1/completions", {"model": "ranks", "prompt": "a"}, "does not generate text"),
+    "a response of an embedding one": (
+        "/v1/responses",
+        {"model": "embeds", "input": "a"},
+        "does not generate text",
+    ),
+    "tokens of an embedding one": (
+        "/tokenize",
+        {"model": "embeds", "prompt": "a"},
+        "does not generate text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "why"), REFUSED.values(), ids=REFUSED)
+def test_a_model_is_not_asked_for_what_it_is_not_made_for(
+    mixed: House, path: str, body: dict[str, Any], why: str
+) -> None:
+    async def talk() -> None:
+        answer = await post(mixed, path, **body).end()
+        assert answer.status == 400
+        assert (answer.error["code"], answer.error["param"]) == ("invalid_request", "model")
+        assert why in answer.error["message"]
+
+    run(talk())
+    assert not any(isinstance(message, Embed | Rank) for _, message in mixed.line.sent)
+
+
+def test_a_message_to_one_that_ranks_is_refused_as_messages_are(mixed: House) -> None:
+    async def talk() -> None:
+        said = [{"role": "user", "content": "a"}]
+        answer = await post(mixed, MESSAGES, model="ranks", max_tokens=1, messages=said).end()
+        assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+        assert "does not generate text" in answer.json["error"]["message"]
+
+    run(talk())
+
+
+def test_who_names_no_model_gets_one_that_is_made_for_it(mixed: House) -> None:
+    async def talk() -> None:
+        vectors = post(mixed, "/v1/embeddings", input="a")
+        request = await arrived(mixed, "e")
+        mixed.line.say("e", part("e", request.id, 0, 0), ended("e", request.id))
+        assert (await vectors.end()).json["model"] == "embeds"
+        ranks = post(mixed, "/v1/rerank", query="q", documents=["a"])
+        request = await arrived(mixed, "r")
+        mixed.line.say("r", part("r", request.id, 0, 0), ended("r", request.id))
+        assert (await ranks.end()).json["model"] == "ranks"
+        chat = mixed.chat()
+        await until(lambda: mixed.requests("c"))
+        id = mixed.requests("c")[0].id
+        mixed.line.say("c", events("c", id, "x"), finished("c", id, 1))
+        assert (await chat.end()).json["model"] == "chat"
+
+    run(talk())
+
+
+def test_a_bad_body_reaches_no_worker(mixed: House) -> None:
+    async def talk() -> None:
+        answer = await post(mixed, "/v1/embeddings", model="embeds", input="a", dimensions=-1).end()
+        assert (answer.status, answer.error["param"]) == (400, "dimensions")
+        answer = await post(mixed, "/v1/rerank", query="q", documents=[]).end()
+        assert (answer.status, answer.error["param"]) == (400, "documents")
+
+    run(talk())
+    assert asked(mixed, "e") == asked(mixed, "r") == []
+
+
+@pytest.mark.parametrize("size", [1, LARGE_BODY_BYTES])
+def test_a_large_body_is_read_beside_the_loop(
+    mixed: House, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any, **named: Any) -> Any:
+            threads.append(threading.get_ident())
+            return work(*given, **named)
+
+        return noted
+
+    for dialect, steps in ((embeddings, ("read", "embed")), (rerank, ("read", "rank"))):
+        for step in steps:
+            monkeypatch.setattr(dialect, step, noting(getattr(dialect, step)))
+
+    async def talk() -> None:
+        vectors = post(mixed, "/v1/embeddings", model="embeds", input="a" * size)
+        request = await arrived(mixed, "e")
+        mixed.line.say("e", part("e", request.id, 0, 0), ended("e", request.id))
+        assert (await vectors.end()).status == 200
+        ranks = post(mixed, "/v1/rerank", model="ranks", query="q", documents=["a" * size])
+        request = await arrived(mixed, "r")
+        mixed.line.say("r", part("r", request.id, 0, 0), ended("r", request.id))
+        assert (await ranks.end()).status == 200
+
+    run(talk())
+    assert [thread != threading.get_ident() for thread in threads] == 4 * [size > 1]
+
+
+def test_after_a_death_the_next_worker_gets_the_texts_that_are_left() -> None:
+    house = House()
+    serving(house, "w", "m", EMBEDS)
+
+    async def talk() -> None:
+        answer = post(house, "/v1/embeddings", input=["a"] * 4)
+        request = await arrived(house, "w")
+        house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 3, 1))
+        house.line.dispatcher.lost("w")
+        serving(house, "w2", "m", EMBEDS)
+        request = await arrived(house, "w2")
+        assert request.answered == [1, 3]
+        house.line.say("w2", accepted("w2", request.id), part("w2", request.id, 0, 0, 2))
+        house.line.say("w2", ended("w2", request.id))
+        document = (await answer.end()).json
+        assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0], [3.0]]
+
+    run(talk())
+
+
+def test_a_part_that_was_lost_has_the_rest_sent_again() -> None:
+    house = House()
+    serving(house, "w", "m", EMBEDS)
+
+    async def talk() -> None:
+        answer = post(house, "/v1/embeddings", input=["a"] * 3)
+        request = await arrived(house, "w")
+        house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 0))
+        house.line.say("w", part("w", request.id, 2, 2))  # behind a gap
+        again = await arrived(house, "w", 2)
+        assert (again.id, again.answered) == (f"{request.id}~2", [0])
+        house.line.say("w", accepted("w", again.id), ended("w", again.id))  # without any
+        again = await arrived(house, "w", 3)
+        house.line.say("w", part("w", again.id, 0, 1, 2), ended("w", again.id))
+        assert len((await answer.end()).json["data"]) == 3
+
+    run(talk())
+
+
+def test_a_full_house_says_so_at_once_and_a_client_who_leaves_makes_room() -> None:
+    house = House(waiting_max=0)
+    serving(house, "w", "m", EMBEDS, rows=1)
+
+    async def talk() -> None:
+        first = post(house, "/v1/embeddings", input="a")
+        request = await arrived(house, "w")
+        second = await post(house, "/v1/embeddings", input="a").end()
+        assert (second.status, second.error["code"]) == (503, "text_generation_busy")
+        assert int(second.headers["retry-after"]) >= 1
+        assert second.error["running_ids"] + second.error["waiting_ids"] == [request.id]
+        first.leave()
+        await first.end()
+        assert house.cancels() == [request.id]
+        assert len(house.line.dispatcher.flights) == 0
+
+    run(talk())
+
+
+def test_a_key_has_its_share() -> None:
+    house = House(per_key_max=1, api_keys=(KEY,))
+    serving(house, "w", "m", EMBEDS)
+
+    async def talk() -> None:
+        first = post(house, "/v1/embeddings", input="a")
+        request = await arrived(house, "w")
+        second = await post(house, "/v1/embeddings", input="a").end()
+        assert (second.status, second.error["code"]) == (429, "rate_limit_exceeded")
+        house.line.say("w", part("w", request.id, 0, 0), ended("w", request.id))
+        assert (await first.end()).status == 200
+
+    run(talk())
+
+
+def test_models_say_what_they_are_made_for(mixed: House) -> None:
+    async def talk() -> None:
+        listed = (await mixed.get("/v1/models").end()).json["data"]
+        told = {model["id"]: model["tasks"] for model in listed}
+        assert told == {"chat": ["generate"], "embeds": ["embed"], "ranks": ["rerank"]}
+
+    run(talk())

@@ -1,0 +1,141 @@
+"""Embeddings and reranking over HTTP: OpenAI's SDK against mlx-vlm's own pipeline, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.models.fixtures import model_folder
+from tests.system import START_S_MAX, System, eventually, running_system
+from tests.worker.upstream import embedded, ranked
+
+TOLERANCE = 1e-5
+EMBEDDERS = ("bert-embedder", "qwen3-embedder")
+RERANKERS = ("roberta-reranker", "qwen3-reranker")
+TEXTS = ["駅はどこ? 🚂", "The turntable turns.", "a", "the old house near the river " * 8]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running_system(tmp_path_factory.mktemp("embeddings")) as system:
+        for name in (*EMBEDDERS, *RERANKERS, "dense"):
+            system.start_worker("--model", str(model_folder(name)), module="worker")
+        eventually(lambda: loaded(system) == 5, within_s=START_S_MAX, what="all models are there")
+        yield system
+
+
+def loaded(system: System) -> int:
+    return sum(model["state"] == "loaded" for model in system.http.get("/v1/models").json()["data"])
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("form", ["float", "base64", None])
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_the_sdk_gets_upstreams_vectors(client: openai.OpenAI, name: str, form: Any) -> None:
+    more = {} if form is None else {"encoding_format": form}
+    answer = client.embeddings.create(model=name, input=TEXTS, **more)
+    expected, tokens = embedded(name, TEXTS)
+    found: list[Any] = [entry.embedding for entry in answer.data]
+    if form == "base64":  # asked for by name it is handed on as it is
+        found = [np.frombuffer(base64.b64decode(vector), dtype="<f4") for vector in found]
+    assert np.abs(np.array(found) - expected).max() < TOLERANCE
+    assert [entry.index for entry in answer.data] == [0, 1, 2, 3]
+    assert (answer.model, answer.object) == (name, "list")
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == tokens
+
+
+def test_a_text_alone_and_its_ids_have_its_vector(client: openai.OpenAI) -> None:
+    expected = embedded("qwen3-embedder", TEXTS[:1])[0][0]
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(model_folder("qwen3-embedder"))(TEXTS[0])["input_ids"]
+    for given in (TEXTS[0], ids, [ids]):
+        [entry] = client.embeddings.create(model="qwen3-embedder", input=given).data
+        assert np.abs(np.array(entry.embedding) - expected).max() < TOLERANCE
+
+
+def test_vectors_can_be_had_shorter(client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model="qwen3-embedder", input=TEXTS, dimensions=8)
+    expected = embedded("qwen3-embedder", TEXTS)[0][:, :8]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.abs(np.array([entry.embedding for entry in answer.data]) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", RERANKERS)
+def test_documents_are_ranked_as_upstream_does(system: System, name: str) -> None:
+    body = {"model": name, "query": "where is the river?", "documents": TEXTS, "return_documents": True}
+    answer = system.http.post("/v1/rerank", json=body).raise_for_status().json()
+    expected, tokens = ranked(name, "where is the river?", TEXTS)
+    scores = {result["index"]: result["relevance_score"] for result in answer["results"]}
+    assert np.abs(np.array([scores[place] for place in range(4)]) - expected).max() < TOLERANCE
+    told = [result["relevance_score"] for result in answer["results"]]
+    assert told == sorted(told, reverse=True)
+    assert all(result["document"]["text"] == TEXTS[result["index"]] for result in answer["results"])
+    assert answer["usage"]["total_tokens"] == tokens
+    few = system.http.post("/rerank", json=body | {"top_n": 1}).json()["results"]
+    assert [result["index"] for result in few] == [answer["results"][0]["index"]]
+
+
+def test_a_list_of_very_unequal_texts_is_answered_in_order(client: openai.OpenAI) -> None:
+    texts = [f"signal {number} " * (1 + number % 13) for number in range(500)]
+    answer = client.embeddings.create(model="bert-embedder", input=texts)
+    some = [0, 12, 77, 499]
+    expected = embedded("bert-embedder", [texts[place] for place in some])[0]
+    found = np.array([answer.data[place].embedding for place in some])
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a token beyond the vocabulary": ({"input": [[1], [5000]]}, "input[1]", "invalid_request"),
+    "a text beyond the context": ({"input": ["a", "x " * 900]}, "input[1]", "context_length_exceeded"),
+    "ids beyond the context": ({"input": [5] * 900}, "input", "context_length_exceeded"),
+    "dimensions that mean nothing": ({"input": "a", "dimensions": 8}, "dimensions", "invalid_request"),
+    "too many of them": ({"input": "a", "dimensions": 999}, "dimensions", "invalid_request"),
+    "an empty text": ({"input": [""]}, "input", "invalid_request"),
+    "a model that generates": ({"input": "a", "model": "dense"}, "model", "invalid_request"),
+    "a model that ranks": ({"input": "a", "model": "qwen3-reranker"}, "model", "invalid_request"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_refused_by_name(
+    system: System, fields: dict[str, Any], param: str, code: str
+) -> None:
+    answer = system.http.post("/v1/embeddings", json={"model": "bert-embedder", **fields})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+
+
+def test_the_sdk_has_its_own_error_for_a_model_that_generates(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
+        client.embeddings.create(model="dense", input="x")
+    with pytest.raises(openai.BadRequestError, match="does not generate text"):
+        client.chat.completions.create(model="bert-embedder", messages=[{"role": "user", "content": "x"}])
+
+
+def test_who_wants_it_has_long_texts_cut(client: openai.OpenAI) -> None:
+    long = "signal " * 900
+    cut = {"truncate_prompt_tokens": -1}
+    answer = client.embeddings.create(model="bert-embedder", input=long, extra_body=cut)
+    expected, tokens = embedded("bert-embedder", [long])
+    assert answer.usage.prompt_tokens == tokens == 128
+    assert np.abs(np.array(answer.data[0].embedding) - expected[0]).max() < TOLERANCE
+
+
+def test_chats_go_on_beside_it(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="dense", messages=[{"role": "user", "content": "Hi"}], max_tokens=4
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0

@@ -1,0 +1,55 @@
+"""What a folder is taken to be made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.tasks import Task
+from worker.contract import ModelError
+from worker.models.config import ModelConfig
+from worker.models.tasks import find_task
+
+
+def config(architecture: str, *classes: str) -> ModelConfig:
+    return ModelConfig("text", architecture, 512, 100, (), classes)
+
+
+TOLD: dict[str, tuple[ModelConfig, str, Task]] = {
+    "an encoder": (config("bert", "BertModel"), "org/anything", "embed"),
+    "one that was trained on gaps": (config("modernbert", "ModernBertForMaskedLM"), "a", "embed"),
+    "a classifier": (config("xlm-roberta", "XLMRobertaForSequenceClassification"), "a", "rerank"),
+    "a decoder": (config("qwen3", "Qwen3ForCausalLM"), "Qwen/Qwen3-0.6B", "generate"),
+    "a decoder by name": (config("qwen3"), "mlx-community/Qwen3-Embedding-0.6B-4bit-DWQ", "embed"),
+    "a ranking one": (config("qwen3"), "Qwen/Qwen3-Reranker-0.6B", "rerank"),
+    "Gemma's": (config("gemma3_text"), "google/embeddinggemma-300m", "embed"),
+    "a folder of a maker of embeddings": (config("qwen3"), "embeddings/Qwen3-0.6B", "generate"),
+    "one that can only generate": (config("llama"), "org/an-embedding", "generate"),
+    "one that cannot rank": (config("gemma3_text"), "org/gemma-reranker", "generate"),
+}
+
+
+@pytest.mark.parametrize(("found", "name", "task"), TOLD.values(), ids=TOLD)
+def test_a_model_is_what_its_architecture_and_its_name_say(
+    tmp_path: Path, found: ModelConfig, name: str, task: Task
+) -> None:
+    assert find_task(tmp_path, found, name, None) == task
+
+
+@pytest.mark.parametrize(("architecture", "task"), [("qwen3", "embed"), ("llama", "generate")])
+def test_files_of_sentence_transformers_make_a_decoder_embed(
+    tmp_path: Path, architecture: str, task: Task
+) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text("{}")
+    assert find_task(tmp_path, config(architecture), "org/model", None) == task
+
+
+def test_whoever_says_what_it_is_to_do_is_heeded_where_it_can(tmp_path: Path) -> None:
+    assert find_task(tmp_path, config("qwen3"), "Qwen3-Embedding-0.6B", "generate") == "generate"
+    assert find_task(tmp_path, config("qwen3"), "Qwen3-0.6B", "rerank") == "rerank"
+    with pytest.raises(ModelError, match="'llama' cannot embed texts here"):
+        find_task(tmp_path, config("llama"), "a", "embed")
+    with pytest.raises(ModelError, match="'bert' cannot rank documents here"):
+        find_task(tmp_path, config("bert", "BertModel"), "a", "rerank")

@@ -1,0 +1,194 @@
+"""The model thread of a model that answers with numbers: take commands, choose a batch, encode, publish.
+
+As `loop`, in the small: one batch at a time, as long as the pace allows, so that commands are heard between
+two and a chat beside us on the same machine gets its turn. A batch that fails is tried again request by
+request, so that the one at fault fails alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.errors import Code, RequestError
+from protocol.parts import RowStatus, Timings, Usage
+from worker.contract import EncodingModel
+from worker.schedule.commands import Clear, Command, Drop, Encode, Stop
+from worker.schedule.counters import TOLD_EVERY_S, Counters
+from worker.schedule.failures import Failures
+from worker.schedule.loop import OUTBOX_MESSAGES_MAX
+from worker.schedule.pace import Pace
+from worker.schedule.publisher import Publisher
+from worker.schedule.texts import Batch, Request, TextQueue, work_of
+from worker.texts import PreparedTexts, Text
+
+log = logging.getLogger(__name__)
+
+STEP_SHARE = 0.5
+"""Of the time between two tokens of a stream: so long may a batch take that the stream's worker waits for."""
+_BACKPRESSURE_WAIT_S = 0.05
+_HARMLESS = Text((0, 0))
+
+
+@dataclass(slots=True)
+class EncodingLoop:
+    """One worker's requests."""
+
+    model: EncodingModel
+    pace: Pace
+    inbox: queue.SimpleQueue[Command]
+    publisher: Publisher
+    clock: Callable[[], float] = time.monotonic
+    counters: Counters = field(default_factory=Counters)
+    _queue: TextQueue = field(default_factory=TextQueue)
+    _failures: Failures = field(default_factory=Failures)
+    _told_at: float = -math.inf
+
+    def run(self) -> None:
+        """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
+        while self._take_commands():
+            if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self._queue):
+                self._step()
+
+    # --- commands ---
+
+    def _take_commands(self) -> bool:
+        """Take all there are; wait for one when there is nothing else to do. False: stop."""
+        is_clogged = self.publisher.backlog() >= OUTBOX_MESSAGES_MAX
+        wait_s = None if not len(self._queue) else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
+        while True:
+            try:
+                command = self.inbox.get(block=wait_s != 0.0, timeout=wait_s)
+            except queue.Empty:
+                return True
+            if isinstance(command, Stop):
+                return False
+            self._obey(command)
+            self._count()
+            wait_s = 0.0
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Encode(request):
+                self._submit(request)
+            case Drop(id=None):
+                for waiting in self._queue:
+                    self._queue.drop(waiting.id)
+            case Drop(id=str() as id):
+                self._queue.drop(id)
+            case Clear(id):
+                self.publisher.cleared(id, 0, 0)
+
+    def _submit(self, prepared: PreparedTexts) -> None:
+        if self._queue.get(prepared.id) is not None:
+            # Its one flight at the gateway hears from the one that is here.
+            log.warning("%s: is here already", prepared.id)
+            return
+        request = self._queue.add(prepared, self.clock())
+        if not request.left:
+            self._finish(request)
+
+    # --- steps ---
+
+    def _step(self) -> None:
+        for request in self._queue.overdue(self.clock()):
+            self._fail(request, RequestError(Code.DEADLINE_EXCEEDED))
+        if batch := self._queue.take(self.pace.budget(decoding=True)):
+            for request in _requests(batch):
+                request.began_at = request.began_at or self.clock()
+            self._count()  # who is stuck in a step is known to be running
+            self._encode(batch)
+        self.counters.steps += 1
+        self._count()
+
+    def _encode(self, batch: Batch) -> None:
+        began = self.clock()
+        try:
+            vectors = self.model.encoder.encode([place.text for place in batch])
+        except Exception as error:  # the request boundary
+            log.exception("%s: encoding failed", ", ".join(request.id for request in _requests(batch)))
+            self._retry_apart(batch, error)
+            return
+        self._failures.clear()
+        longest = max(len(place.text.tokens) for place in batch)
+        self.pace.learn(self.clock() - began, decoded=False, work=work_of(len(batch), longest))
+        self._hand_out(batch, vectors)
+
+    def _hand_out(self, batch: Batch, vectors: Sequence[bytes]) -> None:
+        told = dict(zip(batch, vectors, strict=True))
+        for request, mine in _apart(batch).items():
+            joined = b"".join(told[place] for place in mine)
+            self.publisher.encoded(request.id, request.sent, [place.place for place in mine], joined)
+            request.sent += 1
+            request.done_tokens += sum(len(place.text.tokens) for place in mine)
+            if not request.left:
+                self._finish(request)
+
+    def _retry_apart(self, batch: Batch, error: Exception) -> None:
+        apart = _apart(batch)
+        if len(apart) > 1:
+            for mine in apart.values():
+                self._encode(mine)
+            return
+        self._fail(batch[0].request, _engine_error(error))
+        # The text's fault, unless the model cannot encode anything else either.
+        try:
+            self.model.encoder.encode([_HARMLESS])
+        except Exception as failure:  # the model's
+            log.exception("the model fails on a harmless text as well")
+            self._failures.count(failure)
+
+    # --- ends ---
+
+    def _finish(self, request: Request) -> None:
+        self._queue.drop(request.id)
+        now = self.clock()
+        began = now if request.began_at is None else request.began_at
+        self.publisher.encoded_all(
+            request.id,
+            Usage(prompt_tokens=request.prepared.tokens, completion_tokens=0),
+            Timings(queued_s=began - request.arrived_at, prefill_s=now - began),
+        )
+
+    def _fail(self, request: Request, error: RequestError) -> None:
+        self._queue.drop(request.id)
+        self.publisher.failed(request.id, error)
+
+    def _count(self) -> None:
+        self.counters.running = sum(request.began_at is not None for request in self._queue)
+        self.counters.waiting = len(self._queue) - self.counters.running
+        now = self.clock()
+        if not len(self._queue) or now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self.counters.rows = [_status(request, now) for request in self._queue]
+
+
+def _requests(batch: Batch) -> Iterable[Request]:
+    return _apart(batch).keys()
+
+
+def _apart(batch: Batch) -> dict[Request, Batch]:
+    """By request, in order."""
+    found: dict[Request, Batch] = {}
+    for place in batch:
+        found.setdefault(place.request, []).append(place)
+    return found
+
+
+def _status(request: Request, now: float) -> RowStatus:
+    return RowStatus(
+        id=request.id,
+        phase="waiting" if request.began_at is None else "prefill",
+        prompt_tokens=request.prepared.tokens,
+        prefilled=request.done_tokens,
+        seconds=max(0.0, now - request.arrived_at),
+    )
+
+
+def _engine_error(error: Exception) -> RequestError:
+    wording = f"The model failed on this request ({type(error).__name__})."
+    return RequestError(Code.ENGINE_ERROR, wording)
