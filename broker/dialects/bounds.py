@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.dialects import chat_body, completions, embeddings, forms, parameters, rerank, tokens, tools
 from broker.dialects.messages import body as messages
+from broker.dialects.messages.content import SearchResultBlock
 from broker.dialects.parameters import (
     CACHE_SALT_CHARACTERS_MAX,
     CHOICES_MAX,
@@ -20,11 +21,20 @@ from broker.dialects.parameters import (
     TOP_LOGPROBS_MAX,
 )
 from broker.dialects.responses import body as responses
+from broker.dialects.responses import items
 
 Schema = dict[str, Any]
 
+WHERE = "#/components/schemas/{name}"
+"""Where a type, or an item of responses, is told of."""
+ITEM = "Item"
+
 TOKENS_MAX = 2**31
 NULL: Schema = {"type": "null"}
+
+
+def _refer(name: str) -> Schema:
+    return {"$ref": WHERE.format(name=name)}
 
 
 def between(low: float, high: float) -> Schema:
@@ -42,6 +52,15 @@ _STOP = _STOP_STRING | {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING}
 _SALT = {"maxLength": CACHE_SALT_CHARACTERS_MAX}
 _BUDGET = between(1, TOKENS_MAX)
 _SCHEMA = {"type": "object"}
+_CHOSEN = {"properties": {"type": {"enum": ["function", "allowed_tools"]}}, "required": ["type"]} | _SCHEMA
+# Where no other block may stand, its type may be missing.
+_TEXT_BLOCK = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_TEXT_BLOCKS = {"type": "array", "items": _TEXT_BLOCK | {"required": ["text"]}}
+_PROMPT: dict[str, Schema] = {
+    "messages": {"minItems": 1},
+    "system": {"anyOf": [{"type": "string"}, _TEXT_BLOCKS, NULL]},
+}
+_PART = {"properties": {"type": {"enum": [*items.TEXTS, "input_image"]}}, "required": ["type"]}
 _TOOL_NAME = {"minLength": 1, "maxLength": tools.NAME_CHARACTERS_MAX}
 
 _COMMON = _ranges(parameters.RANGES) | {
@@ -106,17 +125,19 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "disable_additional_properties": {"enum": [False, None]},
     },
     tools.FunctionTool: {"name": _TOOL_NAME},
-    messages.Prompt: {"messages": {"minItems": 1}},
+    SearchResultBlock: {"content": _TEXT_BLOCKS},
+    messages.Prompt: _PROMPT,
     messages.Body: _ranges(messages.RANGES)
+    | _PROMPT
     | {
-        "messages": {"minItems": 1},
         "max_tokens": _BUDGET,
         "stop_sequences": {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING},
         "cache_salt": _SALT,
     },
     responses.Body: _COMMON
     | {
-        "input": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _SCHEMA}]},
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": _refer(ITEM)}]},
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _CHOSEN]},
         "max_output_tokens": _BUDGET,
         "max_tool_calls": _BUDGET,
         "thinking_budget": _BUDGET,
@@ -125,6 +146,8 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "conversation": NULL,
         "prompt": NULL,
     },
+    items.Message: {"content": {"items": _PART}},
+    items.Output: {"output": {"items": _PART}},
     responses.Format: {"schema": {"type": ["object", "null"]}},
     embeddings.Body: {
         "input": _texts(embeddings.INPUTS_MAX),
@@ -144,6 +167,8 @@ FIELDS: dict[type, dict[str, Schema]] = {
     tokens.Tokenize: {"continue_final_message": {"enum": [False, None]}},
 }
 
+_CHAT = {"type": "array", "items": _refer("chat_body.Message")}
+
 WHOLE: dict[type, Schema] = {
     chat_body.Message: {
         "if": {"properties": {"role": {"const": "tool"}}},
@@ -153,7 +178,7 @@ WHOLE: dict[type, Schema] = {
     tokens.Tokenize: {
         "anyOf": [
             {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}},
-            {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": NULL}},
+            {"required": ["messages"], "properties": {"messages": _CHAT, "prompt": NULL}},
         ]
     },
 }

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from broker.dialects.body import encode
-from broker.dialects.bounds import FIELDS, WHOLE
+from broker.dialects.bounds import FIELDS, ITEM, WHERE, WHOLE
 from broker.dialects.operations import OPERATIONS, Operation
+from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
 from protocol.errors import KINDS, Code
 
 _OURS = "broker.dialects."
-_WHERE = "#/components/schemas/{name}"
 _ENVELOPES = {"openai": "Error", "anthropic": "AnthropicError"}
 _RETRY_AFTER = {"retry-after": {"description": "In seconds.", "schema": {"type": "integer", "minimum": 1}}}
 _ABOUT = (
@@ -136,7 +136,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """By name, each with what is checked beside its types."""
     bodies = {operation.body: None for operation in operations if operation.body is not None}
-    _, typed = msgspec.json.schema_components(bodies, ref_template=_WHERE)
+    _, typed = msgspec.json.schema_components((*bodies, *ITEMS), ref_template=WHERE)
     # Where among our modules two types of one name stand is all that tells them apart.
     schemas: dict[str, Any] = msgspec.json.decode(encode(typed).replace(_OURS.encode(), b""))
     for kind, fields in FIELDS.items():
@@ -145,7 +145,26 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
             properties[name] |= bound
     for kind, whole in WHOLE.items():
         schemas[_name(kind, schemas)] |= whole
-    return schemas
+    return schemas | {ITEM: _item(schemas)}
+
+
+def _item(schemas: Collection[str]) -> dict[str, Any]:
+    """Of the items that responses take: those that are read, those that are passed over, and references.
+    Messages and references may come without a type."""
+    read = [
+        {"allOf": [_reference(_name(kind, schemas)), _typed(*names, optional=kind is Message)]}
+        for kind, names in ITEMS.items()
+    ]
+    reference = {"properties": {"role": False}, "required": ["id"]}
+    passed_over = _typed(*sorted(PASSED_OVER))
+    return {"anyOf": [*read, passed_over, {"allOf": [reference, _typed("item_reference", optional=True)]}]}
+
+
+def _typed(*names: str, optional: bool = False) -> dict[str, Any]:
+    """An object of one of these types."""
+    kinds = {"enum": [*names, None] if optional else names}
+    required = {} if optional else {"required": ["type"]}
+    return {"type": "object", "properties": {"type": kinds}, **required}
 
 
 def _name(kind: type, schemas: Collection[str]) -> str:
@@ -155,4 +174,4 @@ def _name(kind: type, schemas: Collection[str]) -> str:
 
 
 def _reference(name: str) -> dict[str, str]:
-    return {"$ref": _WHERE.format(name=name)}
+    return {"$ref": WHERE.format(name=name)}

@@ -19,23 +19,43 @@ from broker.dialects.bounds import FIELDS
 from broker.dialects.messages import body as messages
 from broker.dialects.operations import OPERATIONS
 from broker.dialects.responses import body as responses
+from broker.dialects.responses import request
+from broker.dialects.responses.history import recall
+from broker.dialects.responses.items import PASSED_OVER
+from broker.dialects.responses.store import Store
 from protocol.errors import RequestError
 from tests.broker.dialects.messages.test_claude_code import turn
 from tests.broker.dialects.test_agents import AGENTS
-from tests.faults.documents import CHAT, MESSAGES, VALID, change_places
+from tests.faults.documents import CHAT, MESSAGES, RESPONSES, VALID, change_places
 
 DOCUMENT: Any = json.loads(openapi.written(version="1.0", keyed=True))
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 SAID = [{"role": "user", "content": "a"}]
+
+
+def read_tokenize(raw: bytes) -> None:
+    """With the conversation, which is read as chat has it."""
+    if tokens.read_tokenize(raw).is_chat:
+        chat_body.read(raw)
+
+
+def read_response(raw: bytes) -> None:
+    """With its items and tools, which are typed later."""
+    body = responses.read(raw)
+    request.offered(body)
+    placed = recall(body, Store(0, 0), b"", bytes_max=2**20).placed()
+    request.conversation(body, placed, system_in_place=True)
+
+
 READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     chat_body.Body: (chat_body.read, {"messages": SAID, "logprobs": True}),
     completions.Body: (completions.read, {"prompt": "a", "echo": True}),
     messages.Body: (messages.read, {"messages": SAID, "max_tokens": 1}),
     messages.Prompt: (messages.read_prompt, {"messages": SAID}),
-    responses.Body: (responses.read, {"input": "a"}),
+    responses.Body: (read_response, {"input": "a"}),
     embeddings.Body: (embeddings.read, {"input": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),
-    tokens.Tokenize: (tokens.read_tokenize, {"prompt": "a"}),
+    tokens.Tokenize: (read_tokenize, {"prompt": "a"}),
     tokens.Detokenize: (tokens.read_detokenize, {"tokens": [1]}),
 }
 """How a body is read, and one that is right."""
@@ -138,6 +158,43 @@ def test_what_is_taken_is_valid(number: int) -> None:
     kind = KINDS[path.partition("?")[0]]
     if _reads(kind, raw):
         assert is_valid(path, json.loads(raw))
+
+
+@pytest.mark.parametrize(
+    ("item", "fits"),
+    [
+        ({"role": "user", "content": "a"}, True),
+        ({"type": None, "role": "user"}, True),
+        ({"type": "message", "role": "tool"}, False),
+        ({"type": "", "role": "user"}, False),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]}, True),
+        ({"type": "reasoning", "summary": "a"}, False),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, True),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, False),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "a"}, True),
+        ({"type": "unheard"}, False),
+        ({}, False),
+        *(({"type": kind}, True) for kind in sorted(PASSED_OVER)),
+    ],
+)
+def test_an_item_is_valid_if_it_is_taken(item: dict[str, Any], fits: bool) -> None:
+    fields = {"input": [{"role": "user", "content": "a"}, item]}
+    assert is_valid(RESPONSES, fields) is fits
+    assert is_taken(responses.Body, fields) is fits
+
+
+def test_what_codex_sends_is_valid() -> None:
+    tools = [
+        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
+        {"type": "namespace", "name": "mcp__fs__", "tools": [{"type": "function", "name": "read"}]},
+        {"type": "web_search", "external_web_access": False},
+    ]
+    told = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]}
+    call = {"type": "function_call", "id": "fc_1", "name": "shell", "arguments": "{}", "call_id": "c1"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
+    sealed = {"store": False, "stream": True, "include": ["reasoning.encrypted_content"]}
+    body = {"input": [told, told | {"id": "m1"}, call, output], "tools": tools, "tool_choice": "auto"}
+    assert is_valid(RESPONSES, body | sealed | {"client_metadata": {"a": "b"}, "text": {"verbosity": "low"}})
 
 
 def test_what_claude_code_sends_is_valid() -> None:
