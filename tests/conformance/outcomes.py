@@ -23,7 +23,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status`: None, where it had to be killed or was never run. `why`: of what is not in the count."""
+    """`status`: None, where it was never run. `why`: of what is not in the count. `must_count`: its status
+    alone says nothing."""
 
     lane: str
     name: str
@@ -31,11 +32,14 @@ class Outcome:
     count: Count | None = None
     took_s: float = 0.0
     why: str = ""
+    must_count: bool = True
 
     @property
     def passed(self) -> bool:
         """All of at least one check, and the program agrees."""
-        return self.status == 0 and self.count is not None and 0 < self.count.total == self.count.passed
+        if self.count is None:
+            return self.status == 0 and not self.must_count
+        return self.status == 0 and 0 < self.count.total == self.count.passed
 
 
 def count_of(said: str) -> Count | None:

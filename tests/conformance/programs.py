@@ -19,7 +19,7 @@ from tests.conformance.outcomes import Outcome, count_of
 from tests.ports import free_port
 from tests.system import NO_TLS, START_S_MAX, Process, eventually
 
-RUN_S_MAX = 1800
+DRIVER_S_MAX = 1800
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Served]:
-    """`roundhouse serve` with the embedded model. Raises `AssertionError` if it does not start."""
+    """`roundhouse serve` with the embedded model. Raises `AssertionError` if it does not start or stop."""
     with tempfile.TemporaryDirectory(prefix="rh-") as folder:
         port = free_port()
         url, env = f"http://127.0.0.1:{port}", {"XDG_RUNTIME_DIR": folder, "TMPDIR": folder}
@@ -52,7 +52,14 @@ def _is_ready(server: Process, url: str) -> bool:
     return False
 
 
-def run(lane: str, name: str, command: Sequence[str], env: Mapping[str, str], folder: Path) -> Outcome:
+def run(
+    lane: str,
+    name: str,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    within_s: float = DRIVER_S_MAX,
+) -> Outcome:
     """What came of a command. What it says is shown as it comes."""
     began, said = time.monotonic(), []
     with (
@@ -67,7 +74,7 @@ def run(lane: str, name: str, command: Sequence[str], env: Mapping[str, str], fo
             errors="replace",
             start_new_session=True,
         ) as program,
-        _ended(program),
+        _ended(program, within_s),
     ):
         assert program.stdout is not None
         for line in program.stdout:
@@ -78,9 +85,9 @@ def run(lane: str, name: str, command: Sequence[str], env: Mapping[str, str], fo
 
 
 @contextlib.contextmanager
-def _ended(program: subprocess.Popen[str]) -> Iterator[None]:
-    """It and all that it has started: after `RUN_S_MAX`, or when the block is left."""
-    late = threading.Timer(RUN_S_MAX, _kill, (program,))
+def _ended(program: subprocess.Popen[str], within_s: float) -> Iterator[None]:
+    """It and all that it has started: when that time is over, or when the block is left."""
+    late = threading.Timer(within_s, _kill, (program,))
     late.start()
     try:
         yield

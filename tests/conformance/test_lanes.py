@@ -35,6 +35,14 @@ def test_what_a_program_says_is_shown_and_counted(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == "OK a\nwell\n1/2\n"
 
 
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdout.close(); open('fifo')"]
+    os.mkfifo(tmp_path / "fifo")  # nobody ever writes to it
+    outcome = run("sdks", "a", command, os.environ, tmp_path, within_s=0.5)
+    assert outcome.status == -9
+    assert not outcome.passed
+
+
 def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
     sleeper = "subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
     code = f"import subprocess; open('pid', 'w').write(str({sleeper}.pid)); print('1/1')"
@@ -73,7 +81,7 @@ def test_a_lane_without_its_program_or_module_is_not_run() -> None:
 def test_a_lane_that_is_a_command_is_run() -> None:
     outcome = commanded("a", "this", sys.executable)  # a module that says something, but counts nothing
     assert isinstance(outcome, Outcome)
-    assert (outcome.status, outcome.count, outcome.passed) == (0, None, False)
+    assert (outcome.status, outcome.count, outcome.passed) == (0, None, True)
 
 
 def test_strangers_in_a_folder_of_drivers_are_told(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_all_of_something_and_status_0_have_passed(
     assert Outcome("sdks", "a", status, count).passed is passed
 
 
+def test_where_the_status_is_enough_a_count_still_tells() -> None:
+    assert Outcome("fuzz", "a", 0, must_count=False).passed
+    assert not Outcome("fuzz", "a", 1, must_count=False).passed
+    assert not Outcome("agents", "a", 0, Count(4, 5), must_count=False).passed
+
+
 def shown(outcomes: list[Outcome], not_run: list[str]) -> str:
     page = io.StringIO()
     show(outcomes, not_run, Console(file=page, width=200))
