@@ -4,8 +4,8 @@ A gateway, one worker at a time, and clients who ask again as soon as they have 
 whole, greedy and seeded, one choice and two, thinking, calling tools and held to forms. Every answer must be
 that of an undisturbed run. Who comes while no worker is ready is refused, as ever, and asks again.
 
-`--life`: how long, at most, a worker is left alone. Where requests take longer than three lives, they are taken
-for what kills.
+`--life`: how long, at most, a worker is left alone. Requests that take longer than three lives are taken for
+what kills.
 
 `--fault`: the worker is killed, is stopped, its model thread hangs, or the line between it and the gateway
 loses, doubles and swaps messages (then `--faults` counts seconds). `--model`: scripted, or embedded, which is
