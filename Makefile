@@ -6,6 +6,7 @@ ARGS ?=
 SEEDS ?=
 SECONDS ?=
 LANES ?=
+CLIENTS ?=
 BENCH ?= gateway
 
 # uv from PATH, or else our own, in a folder of .venv that `uv pip sync` does not look into.
@@ -19,7 +20,7 @@ BIN := .venv/bin
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint fmt bench fuzz soak lock
+.PHONY: serve test lint fmt bench fuzz soak conformance lock
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -47,6 +48,9 @@ fuzz: $(INSTALLED)
 
 soak: $(INSTALLED)
 	@$(BIN)/python -m tests.soak $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(LANES) $(ARGS)
+
+conformance: $(INSTALLED) | $(UV)
+	@UV=$(UV) $(BIN)/python -m tests.conformance $(if $(CLIENTS),--clients "$(CLIENTS)") $(LANES) $(ARGS)
 
 lock: | $(UV)
 	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \

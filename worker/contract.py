@@ -37,12 +37,14 @@ class NoRoomError(Exception):
 @dataclass(frozen=True, slots=True)
 class ThoughtLimit:
     """A thought has at most so many `tokens`, at least 1: then those of `closing` follow, the first ends it.
-    `opening`: the tokens that begin one. `is_open`: the answer begins within one."""
+    `opening`: the tokens that begin one. `is_open`: the answer begins within one. `calling`: the token that
+    begins a call and so ends a thought, too; None: there is none such."""
 
     tokens: int
     opening: tuple[int, ...]
     closing: tuple[int, ...]
     is_open: bool
+    calling: int | None = None
 
 
 class Guide(Protocol):

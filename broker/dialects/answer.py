@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure, usage_object
-from broker.dispatch.flights import Batch, size_of
+from broker.dispatch.flight import Batch, size_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Encoded, Failed, Finished, Reused, Scored
 from protocol.parts import Delta, Usage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from broker.dialects.answer import DOCUMENT_BYTES_MAX, failure_in
-from broker.dispatch.flights import Batch
+from broker.dispatch.flight import Batch
 from protocol.errors import Code, RequestError
 from protocol.messages import Encoded, Finished
 from protocol.parts import Usage

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from broker.dialects.answer import failure_in
 from broker.dialects.body import decode, encode, refuse
-from broker.dispatch.flights import Batch
+from broker.dispatch.flight import Batch
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Finished, Generate
 from protocol.parts import Sampling, Token, Tokenizing

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from protocol.conversation import packed_bytes
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Ready, Request

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.dispatch.fleet import Worker
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from broker.dispatch.suspects import Standing, mark_of
 
 Judge = Callable[[Flight], Standing]

@@ -14,7 +14,8 @@ from broker.dispatch import reconcile
 from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
-from broker.dispatch.flights import Flight, Flights, Gain
+from broker.dispatch.flight import Flight, Gain
+from broker.dispatch.flights import Flights
 from protocol.messages import (
     Accepted,
     Cancel,

@@ -18,7 +18,8 @@ from broker.dispatch.clearing import Clearing, Clearings
 from broker.dispatch.delivery import Delivery
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, Vacancy, Verdict, Worker
-from broker.dispatch.flights import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,

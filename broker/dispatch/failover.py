@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from broker.dispatch.berths import Berth, departures
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flights import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from broker.dispatch.suspects import GUILTY, REMAND_S, SETTLED_S, Standing, Suspects, mark_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Message

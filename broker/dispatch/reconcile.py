@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from broker.dispatch.fleet import Worker
-from broker.dispatch.flights import Flight, Leg
+from broker.dispatch.flight import Flight, Leg
 from protocol.messages import Heartbeat
 
 UNSEEN_S_MIN = 1.0

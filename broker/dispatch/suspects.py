@@ -35,7 +35,7 @@ from enum import IntEnum
 
 import msgspec
 
-from broker.dispatch.flights import PROVEN_DELTAS, Flight
+from broker.dispatch.flight import PROVEN_DELTAS, Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Request
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from broker.dispatch.admission import has_begun
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from broker.http.auth import Key
 from broker.http.limits import Shares
 from protocol.errors import Code, RequestError

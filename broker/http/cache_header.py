@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from protocol.messages import Finished, Generate
 from protocol.parts import Reuse
 from protocol.tasks import runs_nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from broker.dispatch.flights import Batch, Flight
+from broker.dispatch.flight import Batch, Flight
 
 
 class Reader:

@@ -10,7 +10,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from broker.dispatch.flights import Batch, Flight
+from broker.dispatch.flight import Batch, Flight
 from broker.http import cache_header
 from broker.http.errors import error_response
 from broker.http.reader import Reader

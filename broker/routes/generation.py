@@ -15,7 +15,7 @@ from broker.dialects.media import MediaError, read_data_url
 from broker.dialects.normalize import Image
 from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from broker.http.auth import Key
 from broker.http.boarding import Boarding
 from broker.http.respond import FlightResponse, Renderer

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,

@@ -4,6 +4,9 @@ A gateway, one worker at a time, and clients who ask again as soon as they have 
 whole, greedy and seeded, one choice and two, thinking, calling tools and held to forms. Every answer must be
 that of an undisturbed run. Who comes while no worker is ready is refused, as ever, and asks again.
 
+`--life`: how long, at most, a worker is left alone. Requests that take longer than three lives are taken for
+what kills.
+
 `--fault`: the worker is killed, is stopped, its model thread hangs, or the line between it and the gateway
 loses, doubles and swaps messages (then `--faults` counts seconds). `--model`: scripted, or embedded, which is
 the real engine.
@@ -33,7 +36,6 @@ CLIENTS = 32
 STEP_MS = 5
 KNOWN_ANSWERS = 40
 UNDISTURBED_S_MAX = 2.0
-"""How long, at most, a worker lives."""
 REFUSED_S = 0.05
 """How long a client that was refused waits before it asks again."""
 SHARE_HARMED = 0.02
@@ -198,7 +200,14 @@ def staged(
             yield Stage(system, model, known, stall_timeout_s=1.0 if fault == "stall" else None)
 
 
-def run(stage: Stage, harm: Harm, faults: int, seed: int, clients: int = CLIENTS) -> Outcome:
+def run(
+    stage: Stage,
+    harm: Harm,
+    faults: int,
+    seed: int,
+    clients: int = CLIENTS,
+    life_s: float = UNDISTURBED_S_MAX,
+) -> Outcome:
     """Harm so many workers under so many clients."""
     dice, over, total = random.Random(seed), threading.Event(), Outcome(faults)
     worker = stage.start()
@@ -208,7 +217,7 @@ def run(stage: Stage, harm: Harm, faults: int, seed: int, clients: int = CLIENTS
         asker.start()
     try:
         for _ in range(faults):
-            time.sleep(dice.uniform(0, UNDISTURBED_S_MAX))
+            time.sleep(dice.uniform(0, life_s))
             begun = time.monotonic()
             worker, before = harm(stage, worker), worker
             if worker is not before:
@@ -228,12 +237,14 @@ def main() -> int:
     parser.add_argument("--model", choices=MODULES, default="scripted")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--life", type=float, default=UNDISTURBED_S_MAX, metavar="SECONDS")
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         staged(Path(folder), given.fault, given.model, given.seed) as stage,
     ):
-        outcome = run(stage, HARMS[given.fault], given.faults, given.seed, given.clients)
+        harm = HARMS[given.fault]
+        outcome = run(stage, harm, given.faults, given.seed, given.clients, given.life)
     print(f"{outcome.faults} faults, {outcome.answers} answers, {outcome.refusals} refusals between workers")
     if beyond := outcome.beyond_absence_s():
         p99 = beyond[int(0.99 * len(beyond))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,8 @@ def build_encoding_model(
     name: str, folder: Path, config: ModelConfig, task: Task, network: nn.Module
 ) -> EncodingModel:
     """`network`: as `load_network` gives it. Raises `ModelError` without a tokenizer."""
+    # A list would be tokenized on all cores at once, and others on this machine would wait for them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # It warns of every text beyond the context, which we refuse ourselves.
     tame("transformers", logging.ERROR)
     tokenizer = _open_tokenizer(name, folder)

@@ -54,7 +54,8 @@ class CallFormat:
         edges.setdefault(CONTENT, [])
         literals = _markers_in(edges) | LITERALS
         special = _special_tokens(tokenizer, vocabulary, literals)
-        own = _own_token(tokenizer) - special
+        calling = calling_of(tokenizer)
+        own = frozenset(() if calling is None else (calling,)) - special
         signs = signs_of(special | own)
         self.signs = Signs(signs, {signs[token]: vocabulary.spell(token).decode() for token in own})
         names = _names(vocabulary, self.signs)
@@ -203,10 +204,10 @@ def _special_tokens(
     return vocabulary.special & {*tokens}
 
 
-def _own_token(tokenizer: TokenizerWrapper) -> frozenset[int]:
-    """What opens this model's own calls, if that is a single token."""
+def calling_of(tokenizer: TokenizerWrapper) -> int | None:
+    """What opens this model's own calls, in a thought too, if that is a single token."""
     tokens: Sequence[int] = tokenizer.tool_call_start_tokens or ()
-    return frozenset(tokens if len(tokens) == 1 else ())
+    return tokens[0] if len(tokens) == 1 else None
 
 
 def _names(vocabulary: Vocabulary, signs: Signs) -> dict[str, str]:

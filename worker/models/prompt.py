@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
+from msgspec import UNSET
 
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
@@ -22,7 +23,7 @@ from worker.grammars.forms import is_json
 from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.draw import draw_of
-from worker.models.format import closing_of, opening_of
+from worker.models.format import calling_of, closing_of, opening_of
 from worker.models.holding import Held, Holder, offered
 from worker.models.infill import infilling_of
 from worker.models.template import (
@@ -65,6 +66,7 @@ class TextPreparer:
         self._rules = rules
         self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
         self._closing = closing_of(tokenizer, self._render)
+        self._calling = calling_of(tokenizer)
         self._holder = Holder(tokenizer, self._render, rules.vocabulary, held or Held())
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
@@ -165,6 +167,7 @@ class TextPreparer:
             opening=tuple(self._tokenizer.think_start_tokens),
             closing=self._closing[:1] if is_exact else self._closing,
             is_open=opening == REASONING,
+            calling=self._calling if request.tools is not UNSET else None,
         )
 
     def _completed(self, request: Generate, text: str, source: str) -> list[int]:

@@ -11,7 +11,7 @@ from broker.dialects.messages.arguments import object_of
 from broker.dialects.messages.blocks import Blocks, Closed, Event, Grown, Kind, Opened
 from broker.dialects.messages.errors import error_object
 from broker.dialects.openai import failure
-from broker.dispatch.flights import Batch, Item, size_of
+from broker.dispatch.flight import Batch, Item, size_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Reused
 from protocol.parts import Delta, Usage

@@ -9,7 +9,7 @@ from broker.dialects.answer import DOCUMENT_BYTES_MAX, KEEPALIVE, failure_in
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure
 from broker.dialects.responses.output import Event, Output
-from broker.dispatch.flights import Batch, Item, size_of
+from broker.dispatch.flight import Batch, Item, size_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Failed, Finished
 from protocol.parts import Delta, Usage

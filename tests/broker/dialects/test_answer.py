@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker.dialects import answer, chat, completions
 from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
 from broker.dialects.parameters import copies, derived_seed
-from broker.dispatch.flights import Batch, Item
+from broker.dispatch.flight import Batch, Item
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Generate
 from protocol.parts import Delta, Likelihood, Sampling, Usage

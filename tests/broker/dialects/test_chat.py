@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.dialects import answer, chat, chat_body, openai
 from broker.dialects.body import encode
-from broker.dispatch.flights import Item
+from broker.dispatch.flight import Item
 from protocol.conversation import pack, unpack
 from protocol.errors import KINDS, Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Generate

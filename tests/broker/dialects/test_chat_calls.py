@@ -11,7 +11,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from broker.dialects import answer, chat
-from broker.dispatch.flights import Item
+from broker.dispatch.flight import Item
 from protocol.messages import Accepted, Finished
 from protocol.parts import CallDelta, Delta, Likelihood, Usage
 

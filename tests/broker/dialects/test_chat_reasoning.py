@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dialects import answer, chat
-from broker.dispatch.flights import Item
+from broker.dispatch.flight import Item
 from protocol.messages import Accepted, Finished
 from protocol.parts import Delta, Likelihood, Usage
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.fleet import MODELS_MAX, Verdict
-from broker.dispatch.flights import Flight
+from broker.dispatch.flight import Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,

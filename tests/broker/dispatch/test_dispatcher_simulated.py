@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from broker.dispatch.clearing import Clearing
 from broker.dispatch.fleet import Worker
-from broker.dispatch.flights import PENDING_DELTAS_MAX, Flight, Item
+from broker.dispatch.flight import PENDING_DELTAS_MAX, Flight, Item
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Events, Failed, Finished, Goodbye, Message, Reused, ToGateway
 from protocol.parts import Delta

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.failover import MENDS_MAX
-from broker.dispatch.flights import PROVEN_DELTAS, Flight
+from broker.dispatch.flight import PROVEN_DELTAS, Flight
 from broker.dispatch.reconcile import BEATS_MISSED_MAX
 from broker.dispatch.suspects import (
     DEATHS_RAISED_MAX,

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch.flights import PROVEN_DELTAS, Flight
+from broker.dispatch.flight import PROVEN_DELTAS, Flight
 from broker.dispatch.suspects import DEATHS_MAX, DEATHS_RAISED_MAX, REMAND_S
 from protocol.errors import Code
 from protocol.messages import Cancel, Failed, Finished, Generate

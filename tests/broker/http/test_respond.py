@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from broker.dispatch import flights as flights_module
+from broker.dispatch import flight as flight_module
 from broker.http import respond
 from tests.broker.asgi import Exchange, run
 from tests.broker.dispatching import accepted, events, finished, reused
@@ -263,7 +263,7 @@ def test_an_exchange_that_is_cancelled_frees_its_row(house: House) -> None:
 def test_a_client_that_does_not_read_loses_its_stream_and_costs_no_more(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flights_module, "PENDING_DELTAS_MAX", 50)
+    monkeypatch.setattr(flight_module, "PENDING_DELTAS_MAX", 50)
 
     async def talk() -> None:
         answer = house.chat(stream=True)

@@ -14,7 +14,7 @@ from worker.contract import Draw, ThoughtLimit
 from worker.engine.engine import BatchEngine
 from worker.engine.sampling.forcing import ThoughtGuard
 
-END, BREAK = 7, 8
+END, BREAK, CALL = 7, 8, 9
 OPENINGS = [(5,), (5, 6)]
 
 
@@ -29,7 +29,7 @@ def closed(limit: ThoughtLimit, drawn: Sequence[int]) -> list[int]:
         token = ordered.pop(0) if ordered else token
         answer.append(token)
         if thought is not None:
-            thought = None if token == limit.closing[0] else thought + 1
+            thought = None if token in (limit.closing[0], limit.calling) else thought + 1
         elif tuple(answer[-len(limit.opening) :]) == limit.opening:
             thought = 0
     return answer
@@ -50,7 +50,7 @@ def guarded(
             unread = []
         forced = guard.forced(index)
         before = answer[-1] if answer else None
-        is_forced = forced is not None and (forced.unless_after is None or forced.unless_after != before)
+        is_forced = forced is not None and (before not in forced.unless_after)
         for token in unread:
             guard.saw(token)
         unread = [forced.token if is_forced and forced else drawn[index]]
@@ -64,6 +64,7 @@ limits = st.builds(
     opening=st.sampled_from(OPENINGS),
     closing=st.sampled_from([(END,), (END, BREAK), (END, BREAK, 4, 5)]),
     is_open=st.booleans(),
+    calling=st.sampled_from([None, CALL]),
 )
 
 
@@ -85,6 +86,13 @@ def test_a_thought_that_ends_with_its_last_token_is_not_ended_twice() -> None:
     assert guarded(limit, [4, 4, 4, 9, 9, 9]) == [4, 4, 4, END, BREAK, 9]
 
 
+def test_a_call_that_begins_in_a_thought_is_not_broken_by_its_end() -> None:
+    limit = ThoughtLimit(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True, calling=CALL)
+    for drawn in ([CALL, 4, 4, 4, 4, 4], [4, 4, CALL, 4, 4, 4]):
+        assert guarded(limit, drawn) == drawn
+    assert guarded(limit, [4, 4, 4, CALL, 4, 4]) == [4, 4, 4, END, BREAK, 4]
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("draw", [Draw(), Draw(seed=4, temperature=1.0, repetition_penalty=1.1)])
 def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str, draw: Draw) -> None:
@@ -98,8 +106,10 @@ def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str,
             Job(f"opened{tokens}", prompt, 40, _with(draw, opened)),
             Job(f"begun{tokens}", prompt, 40, _with(draw, begun)),
         ]
+    called = ThoughtLimit(5, opening=(1998,), closing=(1999, 10), is_open=True, calling=free[4])
+    jobs.append(Job("called", prompt, 40, _with(draw, called)))
     together = play(BatchEngine(network(name)), jobs, random.Random(1))
-    assert together["free"] == free
+    assert together["free"] == free == together["called"]
     first = free.index(free[3]) + 1
     for tokens in (1, 2, 9):
         opened_answer, begun_answer = together[f"opened{tokens}"], together[f"begun{tokens}"]

@@ -16,10 +16,10 @@ from worker.contract import ThoughtLimit
 
 
 class Forced(NamedTuple):
-    """A token that must be drawn, unless the one before it is `unless_after`."""
+    """A token that must be drawn, unless the one before it is one of `unless_after`."""
 
     token: int
-    unless_after: int | None = None
+    unless_after: tuple[int, ...] = ()
 
 
 class ThoughtGuard:
@@ -27,6 +27,7 @@ class ThoughtGuard:
 
     def __init__(self, limit: ThoughtLimit, answered: Sequence[int]) -> None:
         self._limit = limit
+        self._ends = tuple(token for token in (limit.closing[0], limit.calling) if token is not None)
         self._count = 0
         self._latest: deque[int] = deque(maxlen=len(limit.opening))
         self._due: int | None = limit.tokens if limit.is_open else None
@@ -42,8 +43,9 @@ class ThoughtGuard:
         self._count += 1
         self._latest.append(token)
         if self._due is not None:
-            if token == self._limit.closing[0]:
-                self._closed_at = index if index == self._due else None
+            if token in self._ends:
+                is_closed = token == self._limit.closing[0] and index == self._due
+                self._closed_at = index if is_closed else None
                 self._due = None
         elif tuple(self._latest) == self._limit.opening:
             self._due = index + 1 + self._limit.tokens
@@ -55,7 +57,7 @@ class ThoughtGuard:
             if index < self._due:
                 return None
             if index == self._due:
-                return Forced(closing[0], unless_after=closing[0])
+                return Forced(closing[0], unless_after=self._ends)
             place = index - self._due  # behind a closing that is certain and was not seen
         elif self._closed_at is not None:
             place = index - self._closed_at

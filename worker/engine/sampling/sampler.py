@@ -191,11 +191,9 @@ class Sampler:
         rows = range(len(self._rows))
         chosen = mx.array([forced[row].token if row in forced else 0 for row in rows], mx.uint32)
         is_forced = mx.array([row in forced for row in rows])
-        if fed is not None and any(one.unless_after is not None for one in forced.values()):
-            spared = [forced[row].unless_after if row in forced else None for row in rows]
-            has_one = mx.array([token is not None for token in spared])
-            is_spared = has_one & (fed == mx.array([token or 0 for token in spared], mx.uint32))
-            is_forced = is_forced & ~is_spared
+        if fed is not None and any(one.unless_after for one in forced.values()):
+            spared = [forced[row].unless_after if row in forced else () for row in rows]
+            is_forced = is_forced & ~_is_among(fed, spared)
         return mx.where(is_forced, chosen, tokens)
 
     def _report(self, logits: mx.array, tokens: mx.array) -> Report:
@@ -204,6 +202,14 @@ class Sampler:
             chosen = mx.array(self._reported, mx.uint32)
             logits, tokens = logits[chosen], tokens[chosen]
         return Report.of(logits, tokens, asked)
+
+
+def _is_among(tokens: mx.array, others: Sequence[Sequence[int]]) -> mx.array:
+    """Whether the token of each row, [rows] uint32, is one of others that are that row's: [rows] bool."""
+    width = max(map(len, others))
+    padded = [[*row, *[-1] * (width - len(row))] for row in others]
+    found: mx.array = mx.any(tokens[:, None].astype(mx.int64) == mx.array(padded, mx.int64), axis=-1)
+    return found
 
 
 class _Needs(NamedTuple):

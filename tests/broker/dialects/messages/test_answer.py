@@ -15,7 +15,7 @@ from broker.dialects import answer as shared
 from broker.dialects.messages import answer
 from broker.dialects.messages.answer import PING, Stream, Whole, message
 from broker.dialects.messages.arguments import object_of
-from broker.dispatch.flights import Item
+from broker.dispatch.flight import Item
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Reused
 from protocol.parts import CallDelta, Delta, Reuse, Usage

@@ -16,7 +16,7 @@ from broker.dialects.responses.answer import Answer, Stream, Whole
 from broker.dialects.responses.output import Output, Style
 from broker.dialects.responses.sealing import unseal
 from broker.dialects.responses.tools import Split
-from broker.dispatch.flights import Item
+from broker.dispatch.flight import Item
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Failed, Finished
 from protocol.parts import CallDelta, Delta, Likelihood, Usage

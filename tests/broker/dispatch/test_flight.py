@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch import flights as flights_module
-from broker.dispatch.flights import PROVEN_DELTAS, TOKENS_MAX, Flight, Flights, Gain, Item
+from broker.dispatch import flight as flight_module
+from broker.dispatch.flight import PROVEN_DELTAS, TOKENS_MAX, Flight, Gain, Item
+from broker.dispatch.flights import Flights
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
 from protocol.parts import CallDelta, Delta, Likelihood, PromptToken, Reuse, Sampling, Usage
@@ -191,7 +192,7 @@ def test_deltas_without_tokens_are_not_free() -> None:
 
 
 def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights_module, "PENDING_DELTAS_MAX", 4)
+    monkeypatch.setattr(flight_module, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
     assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [Gain.TAKEN] * 4 + [Gain.OVER] * 2
     *deltas, end = flight.take()
@@ -201,7 +202,7 @@ def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: p
 
 
 def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights_module, "PENDING_DELTAS_MAX", 4)
+    monkeypatch.setattr(flight_module, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
     for number in range(40):
         assert flight.gain(delta(number), now=11.0) is Gain.TAKEN
@@ -329,7 +330,7 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
     flight, taken = open_flight(), list[Item]()
     expected, ends = list[Delta](), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flights_module, "PENDING_DELTAS_MAX", bound)
+        patch.setattr(flight_module, "PENDING_DELTAS_MAX", bound)
         for event in history:
             ended = flight.terminal is not None
             match event:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.flights import Flight, Flights, Gain
+from broker.dispatch.flight import Flight, Gain
+from broker.dispatch.flights import Flights
 from protocol.conversation import pack
 from protocol.messages import Embed, Encoded, Finished
 from protocol.parts import Delta, Usage

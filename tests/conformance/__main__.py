@@ -1,0 +1,119 @@
+"""What is too heavy for every commit: real SDKs and agents, each in an environment of its own.
+
+    make conformance [LANES="sdks agents"] [CLIENTS=DIR] [CAPABLE=1 …]
+
+`sdks`: the drivers in CLIENTS, or else our own smokes, each against a `roundhouse serve` of its own with the
+embedded model. `agents`: agents from npm, against a scripted worker that makes the right call. `fuzz`:
+requests made from the OpenAPI document. The environments are made under .venv/conformance; variables
+(CAPABLE=1) reach the drivers. The status is 1 if anything failed, or if nothing could be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.conformance.drivers import Driver, drivers_in
+from tests.conformance.environments import INSTALLED, NotMade, command_of, make, missing, variables
+from tests.conformance.outcomes import Outcome, show
+from tests.conformance.programs import run, serving
+
+SMOKES = Path(__file__).parent / "smokes"
+
+COMMANDS: dict[str, tuple[str, str | None]] = {
+    "agents": ("tests.conformance.agents", "npm"),
+    "fuzz": ("tests.conformance.fuzz", None),
+}
+"""Lanes that are a command each, which makes what it needs: the module, and a program that must be there."""
+COMMAND_S_MAX = 7200
+LANES = ("sdks", *COMMANDS)
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """`what`, and why it could not be."""
+
+    what: str
+
+
+def sdks(clients: Path) -> Iterator[Outcome | NotRun]:
+    """What came of each driver in a folder. Raises `OSError`."""
+    drivers, others = drivers_in(clients)
+    yield from (NotRun(f"{name} (nothing in the table is named so)") for name in others)
+    for driver in drivers:
+        absent = missing(driver.environment)
+        yield NotRun(f"{driver.name} (no {absent})") if absent else _drive(driver)
+
+
+def _drive(driver: Driver) -> Outcome:
+    """In its environment, against a server of its own: what one does to it is not the next one's matter."""
+    print(f"=== {driver.name}", flush=True)
+    try:
+        return _drive_in(make(driver.environment, INSTALLED), driver)
+    except NotMade as error:
+        print(error)
+        return Outcome("sdks", driver.name, None, why="no environment")
+    except AssertionError as error:  # of `serving`
+        print(error)
+        return Outcome("sdks", driver.name, None, why="the server did not start or not stop")
+
+
+def _drive_in(place: Path, driver: Driver) -> Outcome:
+    with (
+        serving() as served,
+        command_of(driver, place) as command,
+        tempfile.TemporaryDirectory(prefix="rh-") as folder,
+    ):
+        return run("sdks", driver.name, command, variables(place, served.url, served.model), Path(folder))
+
+
+def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
+    """What came of a lane that is a command."""
+    if needed and shutil.which(needed) is None:
+        return NotRun(f"{lane} (no {needed})")
+    if importlib.util.find_spec(module) is None:
+        return NotRun(f"{lane} (no {module})")
+    print(f"=== {lane}", flush=True)
+    command = [sys.executable, "-m", module]
+    outcome = run(lane, module, command, os.environ, Path.cwd(), within_s=COMMAND_S_MAX)
+    return replace(outcome, must_count=False)
+
+
+def run_lanes(lanes: Sequence[str], clients: Path) -> Iterator[Outcome | NotRun]:
+    """What came of each lane, in the order of the table."""
+    if "sdks" in lanes:
+        yield from sdks(clients)
+    yield from (commanded(lane, *command) for lane, command in COMMANDS.items() if lane in lanes)
+
+
+def conclude(came: Sequence[Outcome | NotRun], console: Console) -> int:
+    """The status, once all of it is shown."""
+    outcomes = [one for one in came if isinstance(one, Outcome)]
+    show(outcomes, [one.what for one in came if isinstance(one, NotRun)], console)
+    return 0 if outcomes and all(outcome.passed for outcome in outcomes) else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--clients", type=Path, default=SMOKES, metavar="DIR", help="a folder of drivers")
+    parser.add_argument("lanes", nargs="*", metavar="lane", help=f"of {', '.join(LANES)}; default: all")
+    told = parser.parse_args(argv)
+    if strangers := set(told.lanes) - set(LANES):
+        parser.error(f"no such lane: {', '.join(sorted(strangers))}")
+    if not told.clients.is_dir():
+        parser.error(f"no such folder: {told.clients}")
+    return conclude(list(run_lanes(told.lanes or LANES, told.clients)), Console())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

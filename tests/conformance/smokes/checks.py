@@ -1,0 +1,64 @@
+"""Checks of a smoke: a line for each, and `passed/total` last. Told by BASE_URL, MODEL and API_KEY."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+BASE = os.environ["BASE_URL"]
+V1 = f"{BASE}/v1"
+MODEL = os.environ["MODEL"]
+KEY = os.environ.get("API_KEY", "none")
+
+ASKED = "Say something."
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "get_weather", "description": "The weather in a city", "parameters": WEATHER}
+
+_checks: list[Callable[[], None]] = []
+
+
+class Thing(BaseModel):
+    colour: Literal["red", "green"]
+    ok: bool
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    """`function` is one, and passes unless it raises."""
+    _checks.append(function)
+    return function
+
+
+def refused(error: type[Exception], function: Callable[..., object], **told: object) -> Any:
+    """The error of that type that `function` raises. Raises `AssertionError` if it does not."""
+    try:
+        function(**told)
+    except error as found:
+        return found
+    raise AssertionError(f"no {error.__name__}")
+
+
+def main() -> None:
+    """Ends the process: status 0 if all have passed."""
+    passed = sum([_passes(function) for function in _checks])
+    print(f"{passed}/{len(_checks)}")
+    raise SystemExit(passed != len(_checks))
+
+
+def _passes(function: Callable[[], None]) -> bool:
+    began, wrong = time.monotonic(), ""
+    try:
+        function()
+    except Exception as error:
+        wrong = f"  {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    verdict = "FAIL" if wrong else "OK  "
+    print(f"{verdict} {function.__name__} {time.monotonic() - began:.2f} s{wrong}", flush=True)
+    return not wrong

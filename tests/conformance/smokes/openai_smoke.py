@@ -1,0 +1,103 @@
+"""The `openai` package: chat, completions and responses."""
+
+from __future__ import annotations
+
+import json
+
+from checks import ASKED, FUNCTION, KEY, MODEL, V1, WEATHER, Thing, check, main, refused
+from openai import NotFoundError, OpenAI
+
+client = OpenAI(base_url=V1, api_key=KEY, max_retries=0)
+messages = [{"role": "user", "content": ASKED}]
+tools = [{"type": "function", "function": FUNCTION}]
+named = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@check
+def chat() -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=12)
+    assert answer.choices[0].message.content
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+@check
+def chat_streamed() -> None:
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 12}
+    with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta"]
+        whole = stream.get_final_completion()
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.usage.completion_tokens
+
+
+@check
+def chat_tool() -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=messages, tools=tools, tool_choice=named)
+    call = answer.choices[0].message.tool_calls[0]
+    assert json.loads(call.function.arguments)["city"] in WEATHER["properties"]["city"]["enum"]
+
+
+@check
+def chat_tool_streamed() -> None:
+    asked = {"model": MODEL, "messages": messages, "tools": tools, "tool_choice": "required"}
+    with client.chat.completions.stream(**asked) as stream:
+        answer = stream.get_final_completion()
+    call = answer.choices[0].message.tool_calls[0]
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] in WEATHER["properties"]["city"]["enum"]
+
+
+@check
+def chat_structured() -> None:
+    answer = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Thing)
+    assert isinstance(answer.choices[0].message.parsed, Thing)
+
+
+@check
+def completions() -> None:
+    assert client.completions.create(model=MODEL, prompt="Once", max_tokens=8).choices[0].text
+
+
+@check
+def completions_streamed() -> None:
+    stream = client.completions.create(model=MODEL, prompt="Once", max_tokens=8, stream=True)
+    assert len([chunk for chunk in stream if chunk.choices[0].text]) > 1
+
+
+@check
+def responses() -> None:
+    answer = client.responses.create(model=MODEL, input=ASKED, max_output_tokens=16)
+    assert answer.output_text
+    assert answer.usage.output_tokens
+
+
+@check
+def responses_streamed() -> None:
+    events = list(client.responses.create(model=MODEL, input=ASKED, max_output_tokens=16, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert said == events[-1].response.output_text != ""
+
+
+@check
+def responses_tool() -> None:
+    function = {"type": "function", "strict": True, **FUNCTION}
+    answer = client.responses.create(model=MODEL, input=ASKED, tools=[function], tool_choice="required")
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert json.loads(call.arguments)["city"] in WEATHER["properties"]["city"]["enum"]
+
+
+@check
+def responses_structured() -> None:
+    answer = client.responses.parse(model=MODEL, input=ASKED, text_format=Thing)
+    assert isinstance(answer.output_parsed, Thing)
+
+
+@check
+def errors() -> None:
+    asked = {"model": "there-is-no-such-model", "messages": messages}
+    assert refused(NotFoundError, client.chat.completions.create, **asked).code == "model_not_found"
+
+
+main()
