@@ -28,6 +28,7 @@ from broker.routes import (
     health,
     messages,
     models,
+    openapi,
     rerank,
     responses,
     status,
@@ -58,6 +59,7 @@ ROUTES = (
     *status.ROUTES,
     *cache.ROUTES,
     *health.ROUTES,
+    *openapi.ROUTES,
 )
 
 

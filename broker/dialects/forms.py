@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from broker.dialects.body import encode, refuse
 from broker.dialects.parameters import Parameters
@@ -29,7 +29,7 @@ T = TypeVar("T", str, list[str])
 class JsonSchema(Struct):
     """`strict` and `name` change nothing: a schema is always enforced."""
 
-    schema: Raw = Raw()
+    schema: Raw = field(default_factory=Raw)
     name: str | None = None
     strict: bool | None = None
 
@@ -39,18 +39,18 @@ class ResponseFormat(Struct):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    schema: Raw = Raw()
+    schema: Raw = field(default_factory=Raw)
 
 
 class StructuredOutputs(Struct):
     """vLLM's: what is asked for, one of the first six, and how it is to be taken."""
 
-    json: Raw = Raw()
+    json: Raw = field(default_factory=Raw)
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Raw = Raw()
+    structural_tag: Raw = field(default_factory=Raw)
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
@@ -61,12 +61,12 @@ class FormParameters(Parameters, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = Raw()
+    guided_json: Raw = field(default_factory=Raw)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    structural_tag: Raw = Raw()
+    structural_tag: Raw = field(default_factory=Raw)
 
 
 def form_of(body: FormParameters) -> Form | None:

@@ -27,7 +27,7 @@ _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 PRIORITY_RANGE = (-(2**31), 2**31 - 1)
 
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
     "min_p": (0, 1),
@@ -81,7 +81,7 @@ class Parameters(Struct, kw_only=True):
 
 def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
     """Raises `RequestError` naming the parameter at fault. `max_tokens_min`: the least of `max_tokens`."""
-    ranges = _RANGES | {"max_tokens": (max_tokens_min, _RANGES["max_tokens"][1])}
+    ranges = RANGES | {"max_tokens": (max_tokens_min, RANGES["max_tokens"][1])}
     for name, (low, high) in ranges.items():
         check_range(name, getattr(body, name), low, high)
     _check_logit_bias(body.logit_bias or {})

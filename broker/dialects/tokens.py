@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from broker.dialects.answer import failure_in
@@ -22,7 +22,7 @@ class Tokenize(Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Raw = Raw()
+    messages: Raw = field(default_factory=Raw)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -35,7 +35,7 @@ _SUMS = (
 
 
 @cache
-def _version() -> str:
+def version() -> str:
     return metadata.version("mlx-roundhouse")
 
 
@@ -51,7 +51,7 @@ def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, in
     return {
         "object": "status",
         "gateway": {
-            "version": _version(),
+            "version": version(),
             "uptime_s": round(uptime_s, 3),
             "in_flight": len(dispatcher.flights),
             "between_workers": len(dispatcher.flights.waiting()),

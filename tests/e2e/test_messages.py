@@ -139,7 +139,9 @@ def test_a_stream_that_fails_raises(script: anthropic.Anthropic) -> None:
         list(script.messages.create(**asked("!fail=3"), stream=True))
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/v1/models", "/v1/models/fake", "/v1/status"])
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/ready", "/v1/models", "/v1/models/fake", "/v1/status", "/openapi.json"]
+)
 def test_a_head_is_answered_where_a_get_is(scripted: System, path: str) -> None:
     answer = scripted.http.head(path)
     assert (answer.status_code, answer.content) == (200, b"")

@@ -24,7 +24,7 @@ from protocol.errors import Code, RequestError
 
 THINKING_TOKENS_MAX = 2**31
 
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 1),
     "top_p": (0, 1),
     "top_k": (0, 2**31),
@@ -120,7 +120,7 @@ def read(raw: bytes) -> Body:
     body = decode(_body_decoder, raw)
     _check_prompt(body)
     check_range("max_tokens", body.max_tokens, 1, 2**31)
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in RANGES.items():
         check_range(name, getattr(body, name), low, high)
     _check_stop(body.stop_sequences or [])
     if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from broker.dialects.body import check_range, decode, refuse
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check
@@ -25,7 +25,7 @@ class Format(Struct):
     """`strict` and `name` change nothing: a schema is always enforced."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    schema: Raw = Raw()
+    schema: Raw = field(default_factory=Raw)
     name: str | None = None
     description: str | None = None
     strict: bool | None = None

@@ -32,16 +32,16 @@ PASSED_OVER = frozenset(
 )  # fmt: skip
 
 _OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-class _Message(Struct):
+class Message(Struct):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]] | None = None
     id: str | None = None
 
 
-class _Call(Struct):
+class Call(Struct):
     call_id: str
     name: str
     namespace: str | None = None
@@ -49,7 +49,7 @@ class _Call(Struct):
     id: str | None = None
 
 
-class _CustomCall(Struct):
+class CustomCall(Struct):
     """Of a tool that takes text as it is."""
 
     call_id: str
@@ -59,21 +59,21 @@ class _CustomCall(Struct):
     id: str | None = None
 
 
-class _Output(Struct):
+class Output(Struct):
     call_id: str
     output: str | list[dict[str, Any]] | None = None
 
 
-class _Text(Struct):
+class ThoughtText(Struct):
     text: str = ""
 
 
-class _Thought(Struct):
+class Thought(Struct):
     """What was thought, as far as it can be read: sealed, in full, or summed up."""
 
     encrypted_content: str | None = None
-    content: list[_Text] | None = None
-    summary: list[_Text] | None = None
+    content: list[ThoughtText] | None = None
+    summary: list[ThoughtText] | None = None
     id: str | None = None
 
     def read(self) -> str:
@@ -81,6 +81,16 @@ class _Thought(Struct):
         if self.encrypted_content and (thought := unseal(self.encrypted_content)) is not None:
             return thought
         return "\n\n".join(part.text for part in self.content or self.summary or [])
+
+
+ITEMS: Mapping[type, tuple[str, ...]] = {
+    Message: ("message",),
+    Call: ("function_call",),
+    CustomCall: ("custom_tool_call",),
+    Output: ("function_call_output", "custom_tool_call_output"),
+    Thought: ("reasoning",),
+}
+"""What is read of the items of each kind."""
 
 
 @dataclass(slots=True)
@@ -142,7 +152,7 @@ def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
 
 def kind_of(item: Item) -> str:
     """Its type; messages and references may come without one."""
-    if kind := item.get("type"):
+    if (kind := item.get("type")) is not None:
         return str(kind)
     return "item_reference" if "role" not in item and "id" in item else "message"
 
@@ -157,30 +167,30 @@ def _is_said(kind: str, item: Item) -> bool:
 def _say(turn: _Turn, kind: str, item: Item, place: str) -> None:
     match kind:
         case "reasoning":
-            thought = convert(item, _Thought, place)
+            thought = convert(item, Thought, place)
             turn.thought.add(thought.read(), thought.id)
         case "function_call":
-            call = convert(item, _Call, place)
+            call = convert(item, Call, place)
             turn.calls.append(_called(call, call.arguments))
         case "custom_tool_call":
-            custom = convert(item, _CustomCall, place)
+            custom = convert(item, CustomCall, place)
             turn.calls.append(_called(custom, {"input": custom.input}))
         case _:
-            said = convert(item, _Message, place)
+            said = convert(item, Message, place)
             turn.content.add(_text(said.content, f"{place}.content"), said.id)
 
 
-def _called(call: _Call | _CustomCall, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+def _called(call: Call | CustomCall, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     function = {"name": flat_name(call.namespace, call.name), "arguments": arguments}
     return {"id": call.call_id, "type": "function", "function": function}
 
 
 def _heard(kind: str, item: Item, place: str) -> dict[str, Any]:
     if kind == "message":
-        message = convert(item, _Message, place)
+        message = convert(item, Message, place)
         return {"role": message.role, "content": _content(message.content, f"{place}.content")}
     if kind in ("function_call_output", "custom_tool_call_output"):
-        output = convert(item, _Output, place)
+        output = convert(item, Output, place)
         content = _content(output.output, f"{place}.output")
         return {"role": "tool", "tool_call_id": output.call_id, "content": content}
     raise _wrong(f"{place}.type", f"there are no items of type {kind[:64]!r}")
@@ -210,14 +220,14 @@ def _part(part: Item, place: str) -> dict[str, Any]:
     kind = part.get("type")
     if kind == "input_image":
         return _image(part, place)
-    if kind not in _TEXTS:
+    if not isinstance(kind, str) or kind not in TEXTS:
         if kind in ("input_file", "input_audio"):
             message = f"'{place}': parts of type {kind!r} are not served here: send text, or an image."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
         raise _wrong(place, f"there are no parts of type {str(kind)[:64]!r}")
-    text = part.get(_TEXTS[kind])
+    text = part.get(TEXTS[kind])
     if not isinstance(text, str | None):
-        raise _wrong(f"{place}.{_TEXTS[kind]}", "must be a string")
+        raise _wrong(f"{place}.{TEXTS[kind]}", "must be a string")
     return {"type": "text", "text": text or ""}
 
 

@@ -243,6 +243,8 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
         ({"role": "user", "content": 3}, "input[0].content"),
         ({"type": "message", "content": "x"}, "input[0].role"),
         ({"role": "user", "content": [{"type": "input_video"}]}, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": ["input_text"]}]}, "input[0].content[0]"),
+        ({"type": "", "role": "user", "content": "x"}, "input[0].type"),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_text", "text": 3}]}, "input[0].content[0].text"),
         (

@@ -1,0 +1,185 @@
+"""What is checked of a body beside its types, as JSON Schema has it: by type, then by field.
+
+Each is laid over what msgspec says of the field; a keyword counts for the values that it is about, so that a
+range beside `anyOf` leaves null as it is. The numbers are those of the checks themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.dialects import chat_body, completions, embeddings, forms, parameters, rerank, tokens, tools
+from broker.dialects.messages import body as messages
+from broker.dialects.messages.content import SearchResultBlock
+from broker.dialects.parameters import (
+    CACHE_SALT_CHARACTERS_MAX,
+    CHOICES_MAX,
+    LOGIT_BIASES_MAX,
+    PRIORITY_RANGE,
+    STOP_STRING_CHARACTERS_MAX,
+    STOP_STRINGS_MAX,
+    TOP_LOGPROBS_MAX,
+)
+from broker.dialects.responses import body as responses
+from broker.dialects.responses import items
+
+Schema = dict[str, Any]
+
+WHERE = "#/components/schemas/{name}"
+"""Where a type, or an item of responses, is told of."""
+ITEM = "Item"
+
+TOKENS_MAX = 2**31
+NULL: Schema = {"type": "null"}
+
+
+def _refer(name: str) -> Schema:
+    return {"$ref": WHERE.format(name=name)}
+
+
+def between(low: float, high: float) -> Schema:
+    """Of numbers."""
+    return {"minimum": low, "maximum": high}
+
+
+def _ranges(table: dict[str, tuple[float, float]]) -> dict[str, Schema]:
+    return {name: between(low, high) for name, (low, high) in table.items()}
+
+
+_FILLED = {"minLength": 1}
+_STOP_STRING = {"minLength": 1, "maxLength": STOP_STRING_CHARACTERS_MAX}
+_STOP = _STOP_STRING | {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING}
+_SALT = {"maxLength": CACHE_SALT_CHARACTERS_MAX}
+_BUDGET = between(1, TOKENS_MAX)
+_SCHEMA = {"type": "object"}
+_CHOSEN = {"properties": {"type": {"enum": ["function", "allowed_tools"]}}, "required": ["type"]} | _SCHEMA
+# Where no other block may stand, its type may be missing.
+_TEXT_BLOCK = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_TEXT_BLOCKS = {"type": "array", "items": _TEXT_BLOCK | {"required": ["text"]}}
+_PROMPT: dict[str, Schema] = {
+    "messages": {"minItems": 1},
+    "system": {"anyOf": [{"type": "string"}, _TEXT_BLOCKS, NULL]},
+}
+_PART = {"properties": {"type": {"enum": [*items.TEXTS, "input_image"]}}, "required": ["type"]}
+_TOOL_NAME = {"minLength": 1, "maxLength": tools.NAME_CHARACTERS_MAX}
+
+_COMMON = _ranges(parameters.RANGES) | {
+    "stop": _STOP,
+    "logit_bias": {
+        "maxProperties": LOGIT_BIASES_MAX,
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": between(-100, 100),
+    },
+    "cache_salt": _SALT,
+}
+_FORMS = _COMMON | {
+    "guided_json": {"type": ["object", "string", "null"]},
+    "guided_regex": _FILLED,
+    "guided_choice": {"minItems": 1},
+    "guided_grammar": _FILLED,
+    "guided_whitespace_pattern": {"maxLength": 0},
+    "structural_tag": NULL,
+}
+
+
+def _texts(most: int) -> Schema:
+    """One text or up to `most`, each of characters or of token ids."""
+    text = {"type": "string", "minLength": 1}
+    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", **between(0, embeddings.TOKEN_MAX)}}
+    lists = [{"type": "array", "minItems": 1, "maxItems": most, "items": each} for each in (text, ids)]
+    return {"anyOf": [text, ids, *lists]}
+
+
+_CUT = {"anyOf": [{"type": "integer", **between(1, embeddings.TOKEN_MAX)}, {"const": -1}, NULL]}
+
+FIELDS: dict[type, dict[str, Schema]] = {
+    chat_body.Body: _FORMS
+    | {
+        "messages": {"minItems": 1},
+        "max_completion_tokens": _BUDGET,
+        "thinking_budget": _BUDGET,
+        "thinking_token_budget": _BUDGET,
+        "top_logprobs": between(0, TOP_LOGPROBS_MAX),
+        "chat_template_kwargs": {"properties": {"thinking_budget": {"type": ["integer", "null"], **_BUDGET}}},
+    },
+    completions.Body: _FORMS
+    | {
+        "prompt": _texts(CHOICES_MAX),
+        "max_tokens": between(0, TOKENS_MAX),
+        "logprobs": between(0, completions.LOGPROBS_MAX),
+        "best_of": between(1, CHOICES_MAX),
+    },
+    forms.JsonSchema: {"schema": _SCHEMA},
+    forms.ResponseFormat: {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "schema": {"type": ["object", "null"]},
+    },
+    forms.StructuredOutputs: {
+        "json": _FORMS["guided_json"],
+        "regex": _FILLED,
+        "choice": {"minItems": 1},
+        "grammar": _FILLED,
+        "structural_tag": NULL,
+        "whitespace_pattern": {"maxLength": 0},
+        "disable_any_whitespace": {"enum": [False, None]},
+        "disable_additional_properties": {"enum": [False, None]},
+    },
+    tools.FunctionTool: {"name": _TOOL_NAME},
+    SearchResultBlock: {"content": _TEXT_BLOCKS},
+    messages.Prompt: _PROMPT,
+    messages.Body: _ranges(messages.RANGES)
+    | _PROMPT
+    | {
+        "max_tokens": _BUDGET,
+        "stop_sequences": {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING},
+        "cache_salt": _SALT,
+    },
+    responses.Body: _COMMON
+    | {
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": _refer(ITEM)}]},
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _CHOSEN]},
+        "max_output_tokens": _BUDGET,
+        "max_tool_calls": _BUDGET,
+        "thinking_budget": _BUDGET,
+        "top_logprobs": between(0, TOP_LOGPROBS_MAX),
+        "background": {"enum": [False, None]},
+        "conversation": NULL,
+        "prompt": NULL,
+    },
+    items.Message: {"content": {"items": _PART}},
+    items.Output: {"output": {"items": _PART}},
+    responses.Format: {"schema": {"type": ["object", "null"]}},
+    embeddings.Body: {
+        "input": _texts(embeddings.INPUTS_MAX),
+        "encoding_format": {"enum": [*embeddings.FORMATS, None]},
+        "dimensions": between(1, embeddings.DIMENSIONS_MAX),
+        "priority": between(*PRIORITY_RANGE),
+        "truncate_prompt_tokens": _CUT,
+    },
+    rerank.Body: {
+        "query": _FILLED,
+        "documents": {"minItems": 1, "maxItems": rerank.DOCUMENTS_MAX},
+        "top_n": between(1, TOKENS_MAX),
+        "priority": between(*PRIORITY_RANGE),
+        "truncate_prompt_tokens": _CUT,
+        "max_tokens_per_doc": _CUT,
+    },
+    tokens.Tokenize: {"continue_final_message": {"enum": [False, None]}},
+}
+
+_CHAT = {"type": "array", "items": _refer("chat_body.Message")}
+
+WHOLE: dict[type, Schema] = {
+    chat_body.Message: {
+        "if": {"properties": {"role": {"const": "tool"}}},
+        "then": {"required": ["tool_call_id"], "properties": {"tool_call_id": {"type": "string", **_FILLED}}},
+    },
+    responses.Body: {"required": ["input"]},
+    tokens.Tokenize: {
+        "anyOf": [
+            {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}},
+            {"required": ["messages"], "properties": {"messages": _CHAT, "prompt": NULL}},
+        ]
+    },
+}
+"""The same of a body, or a part of one, as a whole."""

@@ -1,0 +1,177 @@
+"""The table of operations -> an OpenAPI 3.1 document.
+
+What a body is comes from the types that decode it. Fields that nobody knows are skipped, so no schema forbids
+any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from broker.dialects.body import encode
+from broker.dialects.bounds import FIELDS, ITEM, WHERE, WHOLE
+from broker.dialects.operations import OPERATIONS, Operation
+from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
+from protocol.errors import KINDS, Code
+
+_OURS = "broker.dialects."
+_ENVELOPES = {"openai": "Error", "anthropic": "AnthropicError"}
+_RETRY_AFTER = {"retry-after": {"description": "In seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_ABOUT = (
+    "HEAD is taken wherever GET is. Fields that are not listed here are skipped; null means absent. "
+    "Every answer has an x-request-id."
+)
+
+
+@cache
+def written(*, version: str, keyed: bool) -> bytes:
+    """As JSON. `keyed`: whether a key is needed."""
+    return encode(document(OPERATIONS, version=version, keyed=keyed))
+
+
+def document(operations: Sequence[Operation], *, version: str, keyed: bool) -> dict[str, Any]:
+    """`keyed`: whether a key is needed."""
+    schemas = _schemas(operations)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation, schemas)
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    ways: list[dict[str, list[str]]] = [{name: []} for name in schemes]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Roundhouse", "version": version, "description": _ABOUT},
+        "security": ways if keyed else [*ways, {}],
+        "paths": paths,
+        "components": {"schemas": schemas | _errors(), "securitySchemes": schemes},
+    }
+
+
+def _described(operation: Operation, schemas: Collection[str]) -> dict[str, Any]:
+    slug = re.sub(r"\W+", "_", operation.path.replace(".json", "")).strip("_") or "root"
+    described: dict[str, Any] = {
+        "operationId": f"{operation.method}_{slug}",
+        "summary": operation.summary,
+        "responses": _responses(operation),
+    }
+    if parameters := _parameters(operation):
+        described["parameters"] = parameters
+    if operation.body is not None:
+        content = {"application/json": {"schema": _reference(_name(operation.body, schemas))}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described | ({"security": []} if operation.is_open else {})
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    return in_path + [
+        {"name": name, "in": place, "schema": schema}
+        for name, (place, schema) in operation.parameters.items()
+    ]
+
+
+# --- answers -----------------------------------------------------------------------------------------
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    content = {"application/json": {"schema": _reference(_ENVELOPES[operation.dialect])}}
+    refused = {
+        str(status): {
+            "description": _wording(status),
+            "content": content,
+            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
+        }
+        for status in operation.errors
+    }
+    other = {"description": "Any other error.", "content": content}
+    if operation.method == "head":
+        return {"200": _answer(operation)}
+    return {"200": _answer(operation), **refused, "default": other}
+
+
+def _answer(operation: Operation) -> dict[str, Any]:
+    if operation.told is None:
+        return {"description": "Without a body."}
+    schema = {"type": "object", "required": list(operation.told)}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if operation.streams:
+        content["text/event-stream"] = {}
+    return {"description": "With `stream`, as events." if operation.streams else "Done.", "content": content}
+
+
+def _wording(status: int) -> str:
+    return " ".join(kind.wording for kind in KINDS.values() if kind.status == status)
+
+
+def _errors() -> dict[str, Any]:
+    """The envelopes: OpenAI's and Anthropic's."""
+    text, known = {"type": "string"}, {"enum": [str(code) for code in Code]}
+    openais = {"message": text, "type": text, "param": {"type": ["string", "null"]}, "code": known}
+    anthropics = {"type": text, "message": text}
+    return {
+        "Error": _object({"error": _object(openais)}),
+        "AnthropicError": _object(
+            {"type": {"const": "error"}, "error": _object(anthropics), "request_id": text},
+        ),
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+# --- bodies ------------------------------------------------------------------------------------------
+
+
+def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
+    """By name, each with what is checked beside its types."""
+    bodies = {operation.body: None for operation in operations if operation.body is not None}
+    _, typed = msgspec.json.schema_components((*bodies, *ITEMS), ref_template=WHERE)
+    # Where among our modules two types of one name stand is all that tells them apart.
+    schemas: dict[str, Any] = msgspec.json.decode(encode(typed).replace(_OURS.encode(), b""))
+    for kind, fields in FIELDS.items():
+        properties = schemas[_name(kind, schemas)]["properties"]
+        for name, bound in fields.items():
+            properties[name] |= bound
+    for kind, whole in WHOLE.items():
+        schemas[_name(kind, schemas)] |= whole
+    return schemas | {ITEM: _item(schemas)}
+
+
+def _item(schemas: Collection[str]) -> dict[str, Any]:
+    """Of the items that responses take: those that are read, those that are passed over, and references.
+    Messages and references may come without a type."""
+    read = [
+        {"allOf": [_reference(_name(kind, schemas)), _typed(*names, optional=kind is Message)]}
+        for kind, names in ITEMS.items()
+    ]
+    reference = {"properties": {"role": False}, "required": ["id"]}
+    passed_over = _typed(*sorted(PASSED_OVER))
+    return {"anyOf": [*read, passed_over, {"allOf": [reference, _typed("item_reference", optional=True)]}]}
+
+
+def _typed(*names: str, optional: bool = False) -> dict[str, Any]:
+    """An object of one of these types."""
+    kinds = {"enum": [*names, None] if optional else names}
+    required = {} if optional else {"required": ["type"]}
+    return {"type": "object", "properties": {"type": kinds}, **required}
+
+
+def _name(kind: type, schemas: Collection[str]) -> str:
+    """What a type is called among the schemas: by its module too, where it shares its name."""
+    full = f"{kind.__module__}.{kind.__name__}".removeprefix(_OURS)
+    return full if full in schemas else kind.__name__
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": WHERE.format(name=name)}

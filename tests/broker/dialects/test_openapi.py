@@ -1,0 +1,213 @@
+"""The OpenAPI document: that it is one, and that it says of bodies what their checks say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from broker.dialects import chat_body, completions, embeddings, openapi, rerank, tokens
+from broker.dialects.bounds import FIELDS
+from broker.dialects.messages import body as messages
+from broker.dialects.operations import OPERATIONS
+from broker.dialects.responses import body as responses
+from broker.dialects.responses import request
+from broker.dialects.responses.history import recall
+from broker.dialects.responses.items import PASSED_OVER
+from broker.dialects.responses.store import Store
+from protocol.errors import RequestError
+from tests.broker.dialects.messages.test_claude_code import turn
+from tests.broker.dialects.test_agents import AGENTS
+from tests.faults.documents import CHAT, MESSAGES, RESPONSES, VALID, change_places
+
+DOCUMENT: Any = json.loads(openapi.written(version="1.0", keyed=True))
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+SAID = [{"role": "user", "content": "a"}]
+
+
+def read_tokenize(raw: bytes) -> None:
+    """With the conversation, which is read as chat has it."""
+    if tokens.read_tokenize(raw).is_chat:
+        chat_body.read(raw)
+
+
+def read_response(raw: bytes) -> None:
+    """With its items and tools, which are typed later."""
+    body = responses.read(raw)
+    request.offered(body)
+    placed = recall(body, Store(0, 0), b"", bytes_max=2**20).placed()
+    request.conversation(body, placed, system_in_place=True)
+
+
+READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
+    chat_body.Body: (chat_body.read, {"messages": SAID, "logprobs": True}),
+    completions.Body: (completions.read, {"prompt": "a", "echo": True}),
+    messages.Body: (messages.read, {"messages": SAID, "max_tokens": 1}),
+    messages.Prompt: (messages.read_prompt, {"messages": SAID}),
+    responses.Body: (read_response, {"input": "a"}),
+    embeddings.Body: (embeddings.read, {"input": "a"}),
+    rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),
+    tokens.Tokenize: (read_tokenize, {"prompt": "a"}),
+    tokens.Detokenize: (tokens.read_detokenize, {"tokens": [1]}),
+}
+"""How a body is read, and one that is right."""
+
+
+def parts(value: Any) -> Iterator[Any]:
+    yield value
+    for inside in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from parts(inside)
+
+
+def schema_of(path: str) -> dict[str, Any]:
+    """Of the body that is posted there."""
+    content = DOCUMENT["paths"][path.partition("?")[0]]["post"]["requestBody"]["content"]
+    schema: dict[str, Any] = content["application/json"]["schema"]
+    return schema
+
+
+def is_valid(path: str, body: Any) -> bool:
+    """By the document."""
+    return bool(Draft202012Validator(DOCUMENT | schema_of(path)).is_valid(body))
+
+
+def is_taken(kind: type, fields: dict[str, Any]) -> bool:
+    """By the checks."""
+    return _reads(kind, json.dumps(READERS[kind][1] | fields))
+
+
+def _reads(kind: type, text: str) -> bool:
+    try:
+        READERS[kind][0](text.encode())
+    except RequestError:
+        return False
+    return True
+
+
+PATHS = {operation.body: operation.path for operation in OPERATIONS if operation.body}
+KINDS = {path: kind for kind, path in PATHS.items()}
+RANGES = [
+    (kind, name, bound["minimum"], bound["maximum"])
+    for kind in READERS
+    for name, bound in FIELDS.get(kind, {}).items()
+    if "minimum" in bound and name not in ("n", "best_of")
+]
+
+
+def test_every_schema_is_one_and_every_reference_leads_somewhere() -> None:
+    for name, schema in SCHEMAS.items():
+        assert re.fullmatch(r"[\w.-]+", name)
+        Draft202012Validator.check_schema(schema)
+    references = {part["$ref"] for part in parts(DOCUMENT) if isinstance(part, dict) and "$ref" in part}
+    assert {reference.removeprefix("#/components/schemas/") for reference in references} <= SCHEMAS.keys()
+    assert "broker" not in json.dumps(list(SCHEMAS))
+
+
+def test_every_operation_has_what_openapi_asks_of_it() -> None:
+    assert DOCUMENT["openapi"] == "3.1.0"
+    assert DOCUMENT["info"].keys() >= {"title", "version"}
+    operations = [(path, of) for path, methods in DOCUMENT["paths"].items() for of in methods.values()]
+    assert len({of["operationId"] for _, of in operations}) == len(operations) == len(OPERATIONS)
+    for path, of in operations:
+        told = [(each["name"], each["in"]) for each in of.get("parameters", [])]
+        assert len(set(told)) == len(told)
+        required = {
+            each["name"] for each in of.get("parameters", []) if each["in"] == "path" and each["required"]
+        }
+        assert required == set(re.findall(r"{(\w+)}", path))
+        assert all(each["description"] for each in of["responses"].values())
+        assert set(of["responses"]) <= {"default"} | {str(status) for status in range(200, 600)}
+    assert {name for way in DOCUMENT["security"] for name in way} == set(
+        DOCUMENT["components"]["securitySchemes"]
+    )
+
+
+def test_every_body_of_the_table_can_be_read() -> None:
+    assert READERS.keys() == set(PATHS)
+    for kind, (_, body) in READERS.items():
+        assert is_taken(kind, {})
+        assert is_valid(PATHS[kind], body)
+
+
+@pytest.mark.parametrize(("path", "body"), VALID, ids=[f"{n} {path}" for n, (path, _) in enumerate(VALID)])
+def test_what_is_right_is_valid(path: str, body: dict[str, Any]) -> None:
+    assert is_valid(path, body)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_what_an_agent_sends_is_valid(agent: str) -> None:
+    assert is_valid(CHAT, AGENTS[agent])
+
+
+@given(number=st.integers(0, 10**6))
+@settings(max_examples=300, deadline=None)
+def test_what_is_taken_is_valid(number: int) -> None:
+    dice = random.Random(number)
+    path, right = dice.choice(VALID)
+    body = copy.deepcopy(right)
+    change_places(dice, body)
+    raw = json.dumps(body)
+    kind = KINDS[path.partition("?")[0]]
+    if _reads(kind, raw):
+        assert is_valid(path, json.loads(raw))
+
+
+@pytest.mark.parametrize(
+    ("item", "fits"),
+    [
+        ({"role": "user", "content": "a"}, True),
+        ({"type": None, "role": "user"}, True),
+        ({"type": "message", "role": "tool"}, False),
+        ({"type": "", "role": "user"}, False),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]}, True),
+        ({"type": "reasoning", "summary": "a"}, False),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, True),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, False),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "a"}, True),
+        ({"type": "unheard"}, False),
+        ({}, False),
+        *(({"type": kind}, True) for kind in sorted(PASSED_OVER)),
+    ],
+)
+def test_an_item_is_valid_if_it_is_taken(item: dict[str, Any], fits: bool) -> None:
+    fields = {"input": [{"role": "user", "content": "a"}, item]}
+    assert is_valid(RESPONSES, fields) is fits
+    assert is_taken(responses.Body, fields) is fits
+
+
+def test_what_codex_sends_is_valid() -> None:
+    tools = [
+        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
+        {"type": "namespace", "name": "mcp__fs__", "tools": [{"type": "function", "name": "read"}]},
+        {"type": "web_search", "external_web_access": False},
+    ]
+    told = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]}
+    call = {"type": "function_call", "id": "fc_1", "name": "shell", "arguments": "{}", "call_id": "c1"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
+    sealed = {"store": False, "stream": True, "include": ["reasoning.encrypted_content"]}
+    body = {"input": [told, told | {"id": "m1"}, call, output], "tools": tools, "tool_choice": "auto"}
+    assert is_valid(RESPONSES, body | sealed | {"client_metadata": {"a": "b"}, "text": {"verbosity": "low"}})
+
+
+def test_what_claude_code_sends_is_valid() -> None:
+    assert is_valid(MESSAGES, turn(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "low", "high"), RANGES, ids=[f"{k.__module__} {n}" for k, n, _, _ in RANGES]
+)
+def test_a_range_is_the_one_that_is_checked(kind: type, name: str, low: float, high: float) -> None:
+    step = 1 if isinstance(low, int) and isinstance(high, int) else 0.001
+    for value, fits in ((low, True), (high, True), (low - step, False), (high + step, False), (None, True)):
+        if value is None and name == "max_tokens" and kind is messages.Body:
+            continue
+        assert is_valid(PATHS[kind], READERS[kind][1] | {name: value}) is fits, value
+        assert is_taken(kind, {name: value}) is fits, value

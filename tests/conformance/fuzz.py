@@ -1,0 +1,135 @@
+"""Requests that schemathesis makes up from the OpenAPI document, over every route of a real gateway.
+
+    python -m tests.conformance.fuzz [--cases 5000] [--seed 0] [--folder FOLDER]
+
+Whatever is asked, no answer is a 5xx but a 503 with a Retry-After, every error has its dialect's shape, every
+stream its end, and what is answered has what the document says. A scripted worker answers chats, tiny models
+embed and rank. Schemathesis is installed into a folder of its own. A seed makes up the same requests again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.models.fixtures import model_folder
+from tests.system import START_S_MAX, System, eventually, running_system
+
+INSTALL_S_MAX = 600
+ROUND_S_MAX = 3600
+ROUNDS_MAX = 100
+INSTALLED = Path(".venv") / "conformance"
+SCHEMATHESIS = "4.32.5"
+ROOT = Path(__file__).resolve().parents[2]
+
+GENERATOR, EMBEDDER, RANKER = "fake", "bert-embedder", "roberta-reranker"
+MODELS = {"": GENERATOR, "/v1/embeddings": EMBEDDER}
+MODELS |= dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKER)
+"""By path; the empty one is any other."""
+
+BODIES = 11
+"""Operations with a body: their cases are without number, and those of the others few."""
+
+CHECKS = ("answers_as_it_should", "response_schema_conformance", "content_type_conformance")
+CONFIG = """
+max-stream-events = 1000000
+request-timeout = 60
+[generation]
+database = "none"
+"""
+
+
+def install(folder: Path) -> Path:
+    """The program. Raises `CalledProcessError`."""
+    place = folder.resolve() / f"schemathesis-{SCHEMATHESIS}"
+    program = place / "bin" / "schemathesis"
+    if not program.exists():
+        pip = (place / "bin" / "python", "-m", "pip", "install", f"schemathesis=={SCHEMATHESIS}")
+        for command in ((sys.executable, "-m", "venv", place), pip):
+            subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_S_MAX)
+    return program
+
+
+def ask(
+    program: Path, system: System, folder: Path, *, seed: int, cases: int, first: bool
+) -> tuple[int, Counter[str]]:
+    """A round of about so many cases. The program's exit status, and how often what was answered: by method,
+    path and status. `first`: with the cases at the edges of what the document says, the same each time."""
+    document, config, tally = (folder / name for name in ("openapi.json", "config.toml", "tally.json"))
+    # From a file: an address would be left out of what is asked.
+    document.write_bytes(system.http.get("/openapi.json").content)
+    config.write_text(CONFIG)
+    each = max(1, cases // BODIES)
+    command = [program, "--config-file", config, "run", document, "--url", system.url, "--seed", str(seed)]
+    command += ["--max-examples", str(each), "--checks", ",".join(CHECKS), "--continue-on-failure"]
+    command += ["--phases", "coverage,fuzzing" if first else "fuzzing", "--suppress-health-check", "all"]
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "SCHEMATHESIS_HOOKS": "tests.conformance.hooks",
+        "FUZZ_MODELS": json.dumps(MODELS),
+        "FUZZ_TALLY": str(tally),
+    }
+    status = subprocess.run(command, env=env, cwd=folder, timeout=ROUND_S_MAX).returncode
+    return status, Counter(json.loads(tally.read_text()))
+
+
+def run(system: System, program: Path, folder: Path, *, seed: int, cases: int) -> tuple[bool, Counter[str]]:
+    """Round after round until there were so many cases. Whether all is well, and what was answered."""
+    told: Counter[str] = Counter()
+    for number in range(ROUNDS_MAX):
+        left = cases - told.total()
+        if left <= 0:
+            break
+        status, more = ask(program, system, folder, seed=seed + number, cases=left, first=number == 0)
+        told += more
+        if status:
+            return False, told
+    return True, told
+
+
+def start(system: System) -> None:
+    """The workers, until all of them serve."""
+    system.start_worker("--name", GENERATOR)
+    for name in (EMBEDDER, RANKER):
+        system.start_worker("--model", str(model_folder(name)), module="worker")
+    eventually(lambda: _loaded(system) == 3, within_s=START_S_MAX, what="all models are there")
+
+
+def _loaded(system: System) -> int:
+    return sum(model["state"] == "loaded" for model in system.http.get("/v1/models").json()["data"])
+
+
+def told_by_status(told: Counter[str]) -> str:
+    """How often each status was answered, and over how many operations."""
+    statuses: Counter[str] = Counter()
+    for name, times in told.items():
+        statuses[name.rpartition(" ")[2]] += times
+    operations = {name.rpartition(" ")[0] for name in told}
+    counted = ", ".join(f"{times} {status}" for status, times in statuses.most_common())
+    return f"{told.total()} cases over {len(operations)} methods of paths: {counted}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=5000, help="at least so many")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=INSTALLED, help="where schemathesis is installed")
+    given = parser.parse_args()
+    program = install(given.folder)
+    with tempfile.TemporaryDirectory(prefix="rh-") as name, running_system(Path(name)) as system:
+        start(system)
+        well, told = run(system, program, Path(name), seed=given.seed, cases=given.cases)
+        alive = all(process.running for process in (system.gateway, *system.workers))
+    print(told_by_status(told) + ("" if alive else "; somebody has died"))
+    return 0 if well and alive else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""What an answer to a generated request must be. Of the standard library alone: where it runs, nothing of
+ours is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+ANTHROPICS = "/v1/messages"
+
+
+def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *, is_head: bool) -> str:
+    """What is wrong with it, or nothing. `headers`: by names in lower case."""
+    if status >= 500 and status != 503:
+        return f"status {status}: {body[:300]!r}"
+    if status == 503 and "retry-after" not in headers:
+        return "503 without Retry-After"
+    if "x-request-id" not in headers:
+        return "no request id"
+    if is_head:
+        return "a HEAD that has a body" if body else ""
+    kind = headers.get("content-type", "")
+    if status < 300 and kind.startswith("text/event-stream"):
+        return _of_stream(body)
+    if not kind.startswith("application/json"):
+        return f"status {status} of type {kind!r}"
+    return _of_document(path, status, json.loads(body))
+
+
+def _of_stream(body: bytes) -> str:
+    """Every event has JSON in it, and the last one is an end."""
+    lines = body.decode().split("\n")
+    told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    if not told or (told[-1] != "[DONE]" and not _is_end(json.loads(told[-1]))):
+        return f"a stream without an end: {body[-300:]!r}"
+    for data in told:
+        if data != "[DONE]":
+            json.loads(data)
+    return ""
+
+
+def _is_end(event: Any) -> bool:
+    kind = event.get("type")
+    return kind in ("message_stop", "error", "response.completed", "response.incomplete", "response.failed")
+
+
+def _of_document(path: str, status: int, document: Any) -> str:
+    if status < 300:
+        return "an error object with a status of success" if document.get("error") else ""
+    if path.startswith(ANTHROPICS):
+        return _of_anthropics(document)
+    error = document.get("error")
+    if not isinstance(error, dict) or not error.keys() >= {"message", "type", "param", "code"}:
+        return f"no error object: {document}"
+    return "" if error["message"] and error["code"] else f"an error that says nothing: {document}"
+
+
+def _of_anthropics(document: Any) -> str:
+    error = document.get("error")
+    if document.keys() != {"type", "error", "request_id"} or document["type"] != "error":
+        return f"no envelope of Anthropic's: {document}"
+    well = isinstance(error, dict) and error.keys() == {"type", "message"} and all(error.values())
+    return "" if well else f"no error object: {document}"
