@@ -10,6 +10,7 @@ refused or is on its way is kept, the last `KEPT_MAX`: a grammar is compiled onc
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -35,6 +36,10 @@ LIMITS = LLParserLimits(
 )
 """llguidance's own, but for the states of a lexer: one takes 1 to 2 kB, for as long as the answer does. Of a
 step they allow some 15 ms of the lexer's work and 3 ms of the parser's."""
+
+
+_EXCERPT = "\n   1 | "
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 
 class GrammarError(Exception):
@@ -97,6 +102,8 @@ def _compiled(lexicon: Lexicon, grammar: str) -> LLMatcher | str:
 
 
 def _told(error: str) -> str:
+    """In one line, without the grammar that we have made of what was asked, and places in it."""
     if "NoExtension" in error:
         return "nothing fits it"
-    return " ".join(error.replace("<non-verbose/>", "").split())
+    said, _, _ = error.replace("<non-verbose/>", "").partition(_EXCERPT)
+    return " ".join(_PLACE.sub("", said).split())

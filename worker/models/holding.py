@@ -127,9 +127,27 @@ class Holder:
             raise _refused(
                 f"'tool_choice' names the tool '{calling.name}', which is not in 'tools'.", "tool_choice"
             )
-        body = self._calls(chosen, calling, "tools")
+        body = self._held_calls(chosen, calling)
         thought = self._thought(conversation, text)
         return HeldGrammar((body,), self._lexicon, self._markup, state, thought, has_blanks=True)
+
+    def _held_calls(self, tools: Sequence[Tool], calling: Calling) -> Any:
+        """With the schemas of all tools. One that cannot be held to is any object, unless it must be."""
+        try:
+            return self._calls(tools, calling, "tools")
+        except RequestError:
+            kept = [
+                tool if tool.name in calling.strict or self._can_hold(tool, calling) else Tool(tool.name)
+                for tool in tools
+            ]
+            return self._calls(kept, calling, "tools")
+
+    def _can_hold(self, tool: Tool, calling: Calling) -> bool:
+        try:
+            self._calls([tool], calling, "tools")
+        except RequestError:
+            return False
+        return True
 
     def _strict(self, tools: Sequence[Tool], calling: Calling, state: str) -> Grammar:
         grammar = _written(lambda: Calls(self._form, _loosened(tools, calling)).behind(single=calling.single))

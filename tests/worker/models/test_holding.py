@@ -219,8 +219,21 @@ def test_a_refusal_names_the_keyword_and_the_parameter(keyword: str) -> None:
     assert error.param == "response_format"
     assert f'"{keyword}"' in error.message
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", keyword: {}}}}
-    error = refused(tools=[tool], calling=Calling(required=True))
+    error = refused(tools=[tool], calling=Calling(required=True, strict=["f"]))
     assert (error.param, f'"{keyword}"' in error.message) == ("tools", True)
+    said = refused(tools=[tool], calling=Calling(strict=["f"])).message
+    assert error.message == said
+    assert "start:" not in said, "the grammar that was made of it is no business of a client's"
+
+
+def test_a_required_call_of_a_tool_that_cannot_be_held_to_has_any_arguments() -> None:
+    parameters = STRICT | {"propertyNames": {"minLength": 1}}
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    calling = Calling(required=True)
+    prepared = prepare(preparer(), tools=[*TOOLS, odd], calling=calling, template_kwargs=SILENT)
+    weather = CALL[: CALL.index("city")]
+    assert "x" in (allowed(prepared, weather.replace("get_weather", "odd")) or set())
+    assert "x" not in (allowed(prepared, weather) or {"x"})
 
 
 @pytest.mark.parametrize(
