@@ -43,6 +43,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "request-id",
     "x-should-retry",
+    "openai-processing-ms",
     cache_header.HEADER.decode(),
 )
 """What scripts from another origin may read of an answer."""
