@@ -134,7 +134,17 @@ class System:
         eventually(answers, within_s=within_s, what=f"{path} answers 200")
 
     def wait_ready(self) -> None:
+        """Until some model serves."""
         self.wait_for("/ready")
+
+    def wait_loaded(self, models: int) -> None:
+        """Until so many do."""
+
+        def loaded() -> bool:
+            known = self.http.get("/v1/models").json()["data"]
+            return sum(model["state"] == "loaded" for model in known) == models
+
+        eventually(loaded, within_s=START_S_MAX, what=f"{models} models are loaded")
 
     def stop(self) -> None:
         self.http.close()

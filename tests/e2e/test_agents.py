@@ -25,9 +25,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("agents")) as system:
         for name in MODELS:
             system.start_worker("--model", str(model_folder(name)), module="worker")
-        for name in MODELS:
-            system.wait_for(f"/v1/models/{name}")
-        system.wait_ready()
+        system.wait_loaded(len(MODELS))
         yield system
 
 

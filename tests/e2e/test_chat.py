@@ -14,7 +14,7 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
-from tests.system import System, chat_body, running_system
+from tests.system import System, running_system
 
 MODELS = ("dense", "hybrid", "sliding")
 STREAMS = 16
@@ -27,19 +27,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("chat")) as system:
         for name in MODELS:
             system.start_worker("--model", str(model_folder(name)), "--prefill-tokens", "48", module="worker")
-        for name in MODELS:
-            system.wait_for(f"/v1/models/{name}")
-        _wait_for_all(system)
+        system.wait_loaded(len(MODELS))
         yield system
-
-
-def _wait_for_all(system: System) -> None:
-    deadline = time.monotonic() + 90
-    for name in MODELS:
-        body = chat_body("hi", model=name, max_tokens=1)
-        while system.http.post("/v1/chat/completions", json=body).status_code != 200:
-            assert time.monotonic() < deadline, f"{name} never served"
-            time.sleep(0.1)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.models.fixtures import model_folder
-from tests.system import START_S_MAX, System, eventually, running_system
+from tests.system import System, running_system
 from tests.worker.upstream import embedded, ranked
 
 TOLERANCE = 1e-5
@@ -25,12 +25,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("embeddings")) as system:
         for name in (*EMBEDDERS, *RERANKERS, "dense"):
             system.start_worker("--model", str(model_folder(name)), module="worker")
-        eventually(lambda: loaded(system) == 5, within_s=START_S_MAX, what="all models are there")
+        system.wait_loaded(5)
         yield system
-
-
-def loaded(system: System) -> int:
-    return sum(model["state"] == "loaded" for model in system.http.get("/v1/models").json()["data"])
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from openai.types import Completion, CompletionChoice
 
 from tests.models.fixtures import model_folder
 from tests.models.infill import infill_folder
-from tests.system import START_S_MAX, System, eventually, running_system
+from tests.system import System, running_system
 
 MODELS = ("dense", "hybrid", "sliding")
 TOLERANCE = 1e-4
@@ -31,13 +31,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         for name in MODELS:
             system.start_worker("--model", str(model_folder(name)), "--prefill-tokens", "64", module="worker")
         system.start_worker("--model", str(infilling), module="worker")
-        eventually(lambda: loaded(system) == 4, within_s=START_S_MAX, what="all models are there")
+        system.wait_loaded(4)
         yield system
-
-
-def loaded(system: System) -> int:
-    models = system.http.get("/v1/models").json()["data"]
-    return sum(model["state"] == "loaded" for model in models)
 
 
 @pytest.fixture(scope="module")
