@@ -13,22 +13,18 @@ from starlette.types import ASGIApp
 from broker.dialects import chat, chat_body
 from broker.dialects.parameters import copies
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.http.boarding import check_room
-from broker.http.respond import read_body
 from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.generation import read_images, renderer, respond
+from broker.routes.generation import read_images, renderer, respond, take_body
 from protocol.messages import Generate
 
 
 async def complete_chat(request: Request) -> ASGIApp:
     """A conversation's next message, streamed or whole."""
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = await gateway.aside.work(len(raw), partial(chat_body.read, raw))
+    body, raw = await take_body(request, chat_body.read)
     found = gateway.dispatcher.find(body.model)
     id = "chatcmpl-" + secrets.token_hex(12)
-    first, frames = await gateway.aside.work(len(raw), partial(_first, gateway, body, found, id))
+    first, frames = await gateway.aside.work(len(raw), partial(ask_chat, gateway, body, found, id))
     requests = copies(first, body.n or 1)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     rendered = renderer(
@@ -40,7 +36,7 @@ async def complete_chat(request: Request) -> ASGIApp:
     return respond(request, found, requests, frames, rendered, prompts=1)
 
 
-def _first(
+def ask_chat(
     gateway: Gateway, body: chat_body.Body, found: Worker | Vacancy, id: str
 ) -> tuple[Generate, list[bytes]]:
     """The request for the first choice, and its images. Raises `RequestError`."""

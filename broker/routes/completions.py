@@ -11,18 +11,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import completions
-from broker.http.boarding import check_room
-from broker.http.respond import read_body
 from broker.routes.gateway import gateway_of
-from broker.routes.generation import renderer, respond
+from broker.routes.generation import renderer, respond, take_body
 
 
 async def complete_text(request: Request) -> ASGIApp:
     """What follows each prompt, streamed or whole."""
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = await gateway.aside.work(len(raw), partial(completions.read, raw))
+    body, raw = await take_body(request, completions.read)
     found = gateway.dispatcher.find(body.model)
     id = "cmpl-" + secrets.token_hex(12)
     generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)

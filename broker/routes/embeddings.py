@@ -10,18 +10,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import embeddings
-from broker.http.boarding import check_room
-from broker.http.respond import read_body
 from broker.routes.gateway import gateway_of
-from broker.routes.generation import respond
+from broker.routes.generation import respond, take_body
 
 
 async def embed(request: Request) -> ASGIApp:
     """A vector for each text."""
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = await gateway.aside.work(len(raw), partial(embeddings.read, raw))
+    body, raw = await take_body(request, embeddings.read)
     found = gateway.dispatcher.find(body.model, "embed")
     id = "embd-" + secrets.token_hex(12)
     message = partial(embeddings.embed, body, id=id, incarnation=gateway.dispatcher.incarnation)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -17,8 +18,8 @@ from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import Vacancy, Worker
 from broker.dispatch.flight import Flight
 from broker.http.auth import Key
-from broker.http.boarding import Boarding
-from broker.http.respond import FlightResponse, Renderer
+from broker.http.boarding import Boarding, check_room
+from broker.http.respond import FlightResponse, Renderer, read_body
 from broker.routes.gateway import gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Finished
@@ -27,6 +28,17 @@ from protocol.parts import Media
 from protocol.tasks import require, task_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, bytes]:
+    """The body as `read` makes it of its bytes, and these. Raises `RequestError`: at once where there is no
+    room for the request, before any of it is read."""
+    gateway = gateway_of(request)
+    check_room(gateway.dispatcher)
+    raw = await read_body(request, gateway.settings.body_bytes_max)
+    return await gateway.aside.work(len(raw), partial(read, raw)), raw
 
 
 def read_images(

@@ -18,11 +18,10 @@ from broker.dialects.messages.answer import Stream, Whole, message
 from broker.dialects.messages.conversation import conversation
 from broker.dialects.tokens import Counted
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.http.boarding import check_room
 from broker.http.ids import request_id
-from broker.http.respond import Renderer, read_body
+from broker.http.respond import Renderer
 from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.generation import read_images, respond
+from broker.routes.generation import read_images, respond, take_body
 from protocol.messages import Generate
 from protocol.parts import Media
 
@@ -30,9 +29,7 @@ from protocol.parts import Media
 async def create_message(http: Request) -> ASGIApp:
     """A conversation's next message, streamed or whole."""
     gateway = gateway_of(http)
-    check_room(gateway.dispatcher)
-    raw = await read_body(http, gateway.settings.body_bytes_max)
-    read = await gateway.aside.work(len(raw), partial(body.read, raw))
+    read, raw = await take_body(http, body.read)
     found = gateway.dispatcher.find(read.model)
     id = "msg_" + secrets.token_hex(12)
     asked, frames = await gateway.aside.work(len(raw), partial(_asked, gateway, read, found, id))
@@ -44,9 +41,7 @@ async def create_message(http: Request) -> ASGIApp:
 async def count_tokens(http: Request) -> ASGIApp:
     """How many tokens a conversation has, which may be longer than the model takes. Nothing is run."""
     gateway = gateway_of(http)
-    check_room(gateway.dispatcher)
-    raw = await read_body(http, gateway.settings.body_bytes_max)
-    read = await gateway.aside.work(len(raw), partial(body.read_prompt, raw))
+    read, raw = await take_body(http, body.read_prompt)
     found = gateway.dispatcher.find(read.model)
     asked, frames = await gateway.aside.work(len(raw), partial(_counted, gateway, read, found))
     renderer = Counted(lambda told: {"input_tokens": told.prompt_tokens})

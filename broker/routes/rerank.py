@@ -10,18 +10,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import rerank
-from broker.http.boarding import check_room
-from broker.http.respond import read_body
 from broker.routes.gateway import gateway_of
-from broker.routes.generation import respond
+from broker.routes.generation import respond, take_body
 
 
 async def rank(request: Request) -> ASGIApp:
     """Documents by how relevant they are for a query."""
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = await gateway.aside.work(len(raw), partial(rerank.read, raw))
+    body, raw = await take_body(request, rerank.read)
     found = gateway.dispatcher.find(body.model, "rerank")
     id = "rerank-" + secrets.token_hex(12)
     message = partial(rerank.rank, body, id=id, incarnation=gateway.dispatcher.incarnation)

@@ -23,10 +23,8 @@ from broker.dialects.responses.store import Kept, Piece
 from broker.dialects.responses.tools import Offer
 from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.auth import Key
-from broker.http.boarding import check_room
-from broker.http.respond import read_body
 from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.generation import read_images, respond
+from broker.routes.generation import read_images, respond, take_body
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
@@ -34,11 +32,9 @@ from protocol.messages import Generate
 async def create(asked: Request) -> ASGIApp:
     """The answer to a conversation's items, streamed or whole."""
     gateway, owner = gateway_of(asked), _owner(asked)
-    check_room(gateway.dispatcher)
-    bytes_max = gateway.settings.body_bytes_max
-    raw = await read_body(asked, bytes_max)
-    read = await gateway.aside.work(len(raw), partial(body.read, raw))
+    read, raw = await take_body(asked, body.read)
     found = gateway.dispatcher.find(read.model)
+    bytes_max = gateway.settings.body_bytes_max
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
     offer = request.offered(read)
     stem = secrets.token_hex(12)

@@ -9,21 +9,18 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from broker.dialects import chat, chat_body, tokens
+from broker.dialects import chat_body, tokens
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.http.boarding import check_room
-from broker.http.respond import read_body
+from broker.routes.chat import ask_chat
 from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.generation import read_images, respond
+from broker.routes.generation import respond, take_body
 from protocol.messages import Accepted, Generate
 
 
 async def tokenize(request: Request) -> ASGIApp:
     """The tokens of a text, or of a conversation as its model would be given it."""
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = await gateway.aside.work(len(raw), partial(tokens.read_tokenize, raw))
+    body, raw = await take_body(request, tokens.read_tokenize)
     found = gateway.dispatcher.find(body.model)
     if body.is_chat:
         asked, frames = await gateway.aside.work(len(raw), partial(_of_chat, gateway, raw, found))
@@ -42,9 +39,7 @@ async def tokenize(request: Request) -> ASGIApp:
 async def detokenize(request: Request) -> ASGIApp:
     """The text of tokens."""
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
-    body = await gateway.aside.work(len(raw), partial(tokens.read_detokenize, raw))
+    body, _ = await take_body(request, tokens.read_detokenize)
     found = gateway.dispatcher.find(body.model)
     wanted = tokens.detokenize(body, _unprompted(gateway))
     renderer = tokens.Counted(lambda told: {"prompt": told.prompt})
@@ -57,11 +52,7 @@ def _unprompted(gateway: Gateway) -> Generate:
 
 def _of_chat(gateway: Gateway, raw: bytes, found: Worker | Vacancy) -> tuple[Generate, list[bytes]]:
     """What chat would ask its worker, and the images' bytes."""
-    body = chat_body.read(raw)
-    conversation = chat.conversation(body, system_in_place=found.capabilities.system_in_place)
-    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
-    incarnation = gateway.dispatcher.incarnation
-    return chat.generate(body, conversation.messages, media, id=_new_id(), incarnation=incarnation), frames
+    return ask_chat(gateway, chat_body.read(raw), found, _new_id())
 
 
 def _new_id() -> str:
