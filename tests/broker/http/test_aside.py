@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_one_is_worked_on_at_a_time_in_the_order_they_came(aside: Aside) -> None
         order.append(("ends", number))
 
     async def talk() -> None:
-        await asyncio.gather(*(aside.work(LARGE_BODY_BYTES, lambda n=n: work(n)) for n in range(20)))  # type: ignore[misc]
+        await asyncio.gather(*(aside.work(LARGE_BODY_BYTES, partial(work, number)) for number in range(20)))
 
     run(talk())
     assert order == [(what, number) for number in range(20) for what in ("begins", "ends")]
