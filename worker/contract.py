@@ -228,17 +228,28 @@ class Targets:
 NO_TARGETS: Mapping[str, Targets] = {}
 
 
+class Drawn(NamedTuple):
+    """A token of an answer, and how likely it was, if that was asked for."""
+
+    token: int
+    likelihood: Likelihood | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one decode step read: at most one token for each started row, none for one that has just joined.
 
     `likelihoods`: of the rows that ask for them. `failed`: rows whose grammar has failed, and why; they
-    have no token, nor will have.
+    have no token, nor will have. `further`: what follows these in rows that drafts were made for.
     """
 
     tokens: Mapping[str, int]
     likelihoods: Mapping[str, Likelihood]
     failed: Mapping[str, Exception] = field(default_factory=dict)
+    further: Mapping[str, Sequence[Drawn]] = field(default_factory=dict)
+
+
+NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +321,15 @@ class Engine(Protocol):
         preempted or resumed. All but the last have been prefilled. Cheap: nothing is computed here.
         """
 
-    def step(self) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
         """Feed every started row its last token; return the tokens drawn by the previous call.
 
         So the first token of a row is returned by the second step after its start. Rows that have ended or
         failed must be dropped before the next call.
+
+        `drafts`: what some rows may say next, behind all that was returned of them. It is run together, and
+        what of it is right is returned by this call, with the token behind it, in place of one by the next.
+        Nobody's tokens are others for it.
         """
 
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:

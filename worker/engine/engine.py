@@ -23,12 +23,18 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.engine.aheadgroup import AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.prefill import prefill_together
-from worker.engine.caches.trial import can_decode_together, can_prefill_together, restorable_shape
+from worker.engine.caches.trial import (
+    can_decode_together,
+    can_prefill_together,
+    can_run_ahead,
+    restorable_shape,
+)
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
@@ -37,6 +43,8 @@ from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of
 from worker.pictures import Blob, Picture
 
+QUIET_STEPS = 16
+"""Rows that no drafts were made for so long decode without waiting again."""
 TOKENS_PER_CLEAR = 256
 """How deep the rows advance before buffers that are kept for reuse are given back to the system."""
 
@@ -58,12 +66,14 @@ class BatchEngine:
         self._sight = Sight(model)
         self.is_batchable = can_decode_together(model)
         self._can_pad = self.is_batchable and can_prefill_together(model)
+        self._can_run_ahead = self._can_pad and can_run_ahead(model)
         self.shape = restorable_shape(model)
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
+        self._ahead: list[AheadGroup] = []
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
         self._advanced = 0
@@ -141,7 +151,8 @@ class BatchEngine:
         if row in self._prefilling:
             return self._prefilling[row], 0
         member = self._members[row]
-        group = next((group for group in self._groups if member in group.members), None)
+        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead]
+        group = next((group for group in groups if member in group.members), None)
         return (member.caches, 0) if group is None else group.source(member)
 
     def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
@@ -164,16 +175,54 @@ class BatchEngine:
 
     # --- decode ---
 
-    def step(self) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
         """See `contract.Engine`. Waits for what the last step set out to compute."""
         unread, self._unread = self._unread, []
         self._reseat()
+        drafts = drafts if self._can_run_ahead else NO_DRAFTS
+        turning = [group for group in self._groups if any(m.name in drafts for m in group.members)]
+        self._groups = [group for group in self._groups if group not in turning]
         questions = [question for group in self._groups for question in group.dispatch(self._model)]
         step = self._read(unread)
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
+        for group in turning:
+            self._board(group.detach(self._fresh))
+        step = self._run_ahead(step, drafts)
         self._advance(1)
         return step
+
+    def _board(self, members: list[Member]) -> None:
+        """Rows whose draws have all been read are fed drafts from now on: with others, if they are of like
+        length."""
+        lengths = [member.length for member in members]
+        for ahead in self._ahead:
+            if grouping.ratio([[*lengths, *(m.length for m in ahead.living)]]) <= grouping.RATIO_MAX:
+                break
+        else:
+            ahead = AheadGroup(self._model, self._fresh)
+            self._ahead.append(ahead)
+        ahead.reseat(members, self._fresh)
+
+    def _run_ahead(self, step: Step, drafts: Mapping[str, Sequence[int]]) -> Step:
+        """The step, and what rows say that are fed drafts."""
+        if not self._ahead:
+            return step
+        tokens, likelihoods = dict(step.tokens), dict(step.likelihoods)
+        failed, further = dict(step.failed), {}
+        following = {row: _behind(tokens.get(row), drafted) for row, drafted in drafts.items()}
+        for group in self._ahead:
+            for row, said in group.run(following, self._helpers).items():
+                drawn = list(said.drawn)
+                if said.failure is not None:
+                    failed[row] = said.failure
+                if row not in tokens and drawn:
+                    token, likelihood = drawn.pop(0)
+                    tokens[row] = token
+                    if likelihood is not None:
+                        likelihoods[row] = likelihood
+                further[row] = drawn
+        return Step(tokens, likelihoods, failed, further)
 
     def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}
@@ -205,11 +254,19 @@ class BatchEngine:
         self._joining = [joining for joining in self._joining if joining is not member]
         # What nobody waits for is let go at once, not at a step that may never come.
         self._groups = [group for group in self._groups if not group.is_abandoned]
+        self._ahead = [group for group in self._ahead if not group.is_abandoned]
         self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
 
     def reset(self) -> None:
         """See `contract.Engine`."""
-        for held in (self._prefilling, self._members, self._joining, self._groups, self._unread):
+        for held in (
+            self._prefilling,
+            self._members,
+            self._joining,
+            self._groups,
+            self._ahead,
+            self._unread,
+        ):
             held.clear()
         self._sight.clear()
         mx.clear_cache()
@@ -220,7 +277,8 @@ class BatchEngine:
         """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
         own: int = sum(cache.nbytes for caches in rows for cache in caches)
-        return own + sum(group.nbytes for group in self._groups)
+        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead]
+        return own + sum(group.nbytes for group in groups)
 
     def row_bytes(self, tokens: int) -> int:
         """See `contract.Engine`."""
@@ -229,6 +287,14 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
+        for ahead in self._ahead:
+            ahead.reseat([], self._fresh)
+        quiet = [ahead for ahead in self._ahead if ahead.quiet >= QUIET_STEPS]
+        self._ahead = [ahead for ahead in self._ahead if ahead not in quiet]
+        if self._ahead and self._joining:
+            self._board(self._joining)
+            self._joining = []
+        self._joining += [member for ahead in quiet for member in ahead.detach(self._fresh)]
         if not self._joining and not any(group.has_holes for group in self._groups):
             return
         joining, self._joining = self._joining, []
@@ -272,3 +338,10 @@ class BatchEngine:
         if self._advanced >= TOKENS_PER_CLEAR:
             self._advanced = 0
             mx.clear_cache()
+
+
+def _behind(token: int | None, drafted: Sequence[int]) -> Sequence[int]:
+    """What was drafted behind a token that has been read since."""
+    if token is None:
+        return drafted
+    return drafted[1:] if drafted and drafted[0] == token else ()

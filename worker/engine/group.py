@@ -31,6 +31,13 @@ class Member:
     dropped: bool = False
 
 
+def shifts_of(members: Sequence[Member]) -> dict[str, mx.array]:
+    """What a model that sees is told of rows with images; the others are told nothing."""
+    if not any(member.shift for member in members):
+        return {}
+    return {"shifts": mx.array([[member.shift] for member in members], mx.int32)}
+
+
 class Group:
     """A row that is alone keeps its own caches: they are quicker than a batch of one."""
 
@@ -68,7 +75,7 @@ class Group:
         """
         assert self._sampler is not None
         caches = self._own if self._batch is None else self._batch.caches
-        logits = model(self._tokens[:, None], cache=caches, **self._shifts())[:, -1, :]
+        logits = model(self._tokens[:, None], cache=caches, **shifts_of(self.members))[:, -1, :]
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
             self._batch.advance()
@@ -81,12 +88,6 @@ class Group:
         else:
             self._finish(drawing, self._state())
         return drawing.questions
-
-    def _shifts(self) -> dict[str, mx.array]:
-        """What a model that sees is told of rows with images; the others are told nothing."""
-        if not any(member.shift for member in self.members):
-            return {}
-        return {"shifts": mx.array([[member.shift] for member in self.members], mx.int32)}
 
     def drawn(self) -> Sampled:
         """What was set out to be drawn, when its questions have been answered."""

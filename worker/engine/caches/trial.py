@@ -7,7 +7,7 @@ number for all rows, and then give rows of unequal length wrong answers without 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract import Piece, Shape
 from worker.engine.caches import stored
+from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.prefill import prefill_together
 
@@ -29,6 +30,12 @@ _STOP = 6
 """Where that one is stored."""
 _FOLLOWING = (2, 7)
 """Fed to each row after its prompt."""
+_AHEAD: tuple[tuple[tuple[Prompt, ...], tuple[int, ...]], ...] = (
+    (((2, 7, 9), (2,), (7, 2)), (1, 1, 2)),
+    (((3,), (5, 3, 6, 2), (8, 1)), (1, 2, 2)),
+    (((4, 4), (9,), (3, 5)), (2, 1, 1)),
+)
+"""What rows are fed behind each other, and how much of it they keep."""
 _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What upstream's models and caches raise when they are asked for too much."""
 
@@ -49,6 +56,42 @@ def can_prefill_together(model: nn.Module) -> bool:
         return list(prefill_together(model, {str(prompt): prompt for prompt in some}).values())
 
     return _agree(model, some, padded, "be prefilled together")
+
+
+def can_run_ahead(model: nn.Module) -> bool:
+    """Whether rows can be fed unequal numbers of tokens in one step and take some of them back; of models
+    whose prompts can be padded."""
+    try:
+        difference = max(_differences_ahead(model))
+    except _REFUSALS as error:
+        log.debug("rows cannot run ahead: %r", error)
+        return False
+    if not difference <= _DIFFERENCE_MAX:
+        log.debug("rows cannot run ahead: their logits differ by %.2g", difference)
+        return False
+    return True
+
+
+def _differences_ahead(model: nn.Module) -> Iterator[float]:
+    prompts = _PROMPTS[1:]
+    alone = [_alone(model, prompt) for prompt in prompts]
+    batch = AheadBatch(make_prompt_cache(model))
+    batch.reseat(range(len(prompts)), [_alone(model, p) for p in prompts], [len(p) for p in prompts])
+    late: list[Prompt] = [()] * len(prompts)
+    for guesses, counts in _AHEAD:
+        feeds = [(*known, *guess) for known, guess in zip(late, guesses, strict=True)]
+        width = max(map(len, feeds))
+        batch.begin([len(feed) for feed in feeds])
+        padded = [[*feed, *[0] * (width - len(feed))] for feed in feeds]
+        logits = model(mx.array(padded, mx.uint32), cache=batch.caches)
+        batch.finish()
+        for row, (known, guess, count) in enumerate(zip(late, guesses, counts, strict=True)):
+            for index, token in enumerate(guess[:count], start=len(known)):
+                right = model(mx.array([[token]], mx.uint32), cache=alone[row])
+                yield _difference(logits[row : row + 1, index : index + 1], right)
+        kept = [len(known) + count for known, count in zip(late, counts, strict=True)]
+        taken = batch.settle(kept)
+        late = [feed[begin:end] for feed, begin, end in zip(feeds, taken, kept, strict=True)]
 
 
 def restorable_shape(model: nn.Module) -> Shape | None:
