@@ -107,6 +107,7 @@ class Prepared:
     `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it. `tools`: what the
     answer may call, each name with the JSON schema of its arguments. `single_call`: it ends with its first.
     `pictures`: its images, in order; in `tokens` their keys stand for theirs, the last token is none of them.
+    `speculation`: what it says next may be drafted, which changes nothing of it.
     """
 
     id: str
@@ -129,6 +130,7 @@ class Prepared:
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     single_call: bool = False
     pictures: tuple[Picture, ...] = ()
+    speculation: bool = True
 
 
 @dataclass(frozen=True, slots=True)

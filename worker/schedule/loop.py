@@ -14,15 +14,17 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Reuse
-from worker.contract import Likelihood, Model, Prepared, Step, Targets
+from worker.contract import Drawn, Likelihood, Model, Prepared, Step, Targets
 from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
 from worker.schedule.counters import TOLD_EVERY_S, Counters
+from worker.schedule.drafting import Drafting
 from worker.schedule.failures import Failures
 from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Chunk, Group, Phase, Row
@@ -47,6 +49,7 @@ class Loop:
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    drafting: Drafting = field(default_factory=Drafting)
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told_at: float = -math.inf
@@ -139,6 +142,7 @@ class Loop:
             if keeps:
                 self.store.keep_ended(row)
         self.model.engine.drop(id)
+        self.drafting.drop(id)
         self._answers.pop(id, None)
 
     # --- steps ---
@@ -168,13 +172,17 @@ class Loop:
         self._count()
 
     def _decode(self) -> None:
+        rows = self.scheduler.decoding
+        drafts = self.drafting.propose(rows)
         try:
-            step = self.model.engine.step()
+            step = self.model.engine.step(drafts)
         except Exception as error:  # nobody's fault in particular
             self._fail_step(error)
             return
         # A step without tokens has only set out to compute some.
-        self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
+        now = self.clock()
+        self.scheduler.lap(now, decoded=True if step.tokens else None)
+        self.drafting.learn(step, len(rows), now)
         for id, failure in step.failed.items():
             log.error("%s: grammar failed", id, exc_info=failure)
             self._fail_row(id, _engine_error(failure))
@@ -184,30 +192,32 @@ class Loop:
 
     def _hand_out(self, step: Step) -> None:
         deltas: list[Delta] = []
-        ended: list[tuple[str, str]] = []
-        likelihoods, answered, now = step.likelihoods, self.scheduler.answered, self.clock()
+        ended: list[tuple[str, str, bool]] = []
+        likelihoods, now = step.likelihoods, self.clock()
         for id, token in step.tokens.items():
             answer = self._answers.get(id)
             if answer is None:
                 continue
             try:
-                fits = answered(answer.row, token)
+                run = (Drawn(token, likelihoods.get(id)), *step.further.get(id, ()))
                 answer.first_token_at = answer.first_token_at or now
-                delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
+                delta, reason = answer.gain(run, partial(self.scheduler.answered, answer.row))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", id)
                 self._fail_row(id, _engine_error(error))
                 continue
             deltas.append(delta)
             if reason is not None:
-                ended.append((id, reason))
+                ended.append((id, reason, len(delta.tokens) == len(run)))
         if deltas:
             self.publisher.events(deltas)
-        for id, reason in ended:
-            self._finish(id, reason)
+        for id, reason, is_whole in ended:
+            # What was drawn beyond the end is in the states, which nothing takes out again.
+            self._finish(id, reason, keeps=is_whole or not self._has_states)
 
     def _prefill(self, group: Group) -> None:
         now = self.clock()
+        self.drafting.interrupt()
         for chunk in group:
             answer = self._answers[chunk.row.id]
             answer.prefill_at = answer.prefill_at or now
@@ -311,9 +321,14 @@ class Loop:
 
     # --- ends ---
 
-    def _finish(self, id: str, reason: str) -> None:
+    @property
+    def _has_states(self) -> bool:
+        shape = self.model.engine.shape
+        return shape is None or shape.has_states
+
+    def _finish(self, id: str, reason: str, *, keeps: bool = True) -> None:
         answer = self._answers[id]
-        self._leave(id)
+        self._leave(id, keeps=keeps)
         self.publisher.finished(answer, reason, self.clock())
 
     def _fail_row(self, id: str, error: RequestError) -> None:

@@ -72,6 +72,11 @@ class Scheduler:
         """Whether any row is started."""
         return bool(self._in[Phase.DECODE])
 
+    @property
+    def decoding(self) -> list[Row]:
+        """The rows that are started."""
+        return list(self._in[Phase.DECODE].values())
+
     def count(self, *phases: Phase) -> int:
         """How many rows stand in one of `phases`."""
         return sum(len(self._in[phase]) for phase in phases)
