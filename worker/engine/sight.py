@@ -16,7 +16,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
-from mlx_vlm.models import cache as vlm
 
 from worker.engine.caches.batch import RowCaches, leaf_caches
 from worker.pictures import Blob, Picture
@@ -79,6 +78,8 @@ class VisionNetwork(nn.Module):
 
 def _twin(cache: Any) -> Any:
     """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged; what has no twin stays."""
+    from mlx_vlm.models import cache as vlm  # which models of text start without
+
     match cache:
         case vlm.RotatingKVCache():
             return RotatingKVCache(cache.max_size, cache.keep)
@@ -175,7 +176,14 @@ class Sight:
         grids = {
             name: mx.concatenate([array_of(blob) for blob in blobs]) for name, blobs in found.items() if blobs
         }
-        self._shown[row] = Shown(tuple(ids), tuple(pictures), *self._network.places(ids, grids))
+        # Behind the last image a token is a position; what an answer has may look like an image and is none.
+        end = max((picture.end for picture in pictures), default=0)
+        positions, shift = self._network.places(ids[:end], grids)
+        if positions is not None:
+            behind = mx.arange(end, len(ids), dtype=positions.dtype) + shift
+            behind = mx.broadcast_to(behind, (3, 1, len(ids) - end))
+            positions = mx.concatenate([positions, behind], axis=2)
+        self._shown[row] = Shown(tuple(ids), tuple(pictures), positions, shift)
 
     def has(self, row: str) -> bool:
         """Whether a row was shown images."""
