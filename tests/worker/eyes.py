@@ -25,7 +25,7 @@ SIZES = ((60, 40), (100, 70), (33, 90), (64, 64), (150, 30))
 _WORDS = ("what", "is", "this", "thing", "then", "tell", "me", "of", "all", "colours", "here", "please")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Question:
     """A conversation with images in their places, canonical, and the files of these."""
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from protocol.tasks import Task
-from worker.contract import Facts
+from worker.contract import Facts, ModelError
 from worker.models.config import ModelConfig
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""Of a model that sees at least one of them tells how images are prepared."""
 
 
 def explain(error: Exception, config: ModelConfig) -> str:
@@ -25,13 +20,12 @@ def explain(error: Exception, config: ModelConfig) -> str:
     )
 
 
-def explain_blindness(error: Exception, folder: Path) -> str:
+def explain_blindness(error: Exception) -> str:
     """Why a model that sees does not see here, likewise."""
-    missing = not any((folder / file).is_file() for file in PROCESSOR_FILES)
-    if missing:
-        return f"{folder} has none of {', '.join(PROCESSOR_FILES)}, which say how images are prepared"
     text = str(error).strip() or type(error).__name__
-    return f"mlx-vlm cannot be used for it ({text.splitlines()[0]})"
+    if isinstance(error, ModelError):
+        return text
+    return f"mlx-vlm cannot be used for it ({text.splitlines()[0]})."
 
 
 def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, seconds: float) -> str:

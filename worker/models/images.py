@@ -78,4 +78,7 @@ def _within(image: Image.Image, pixels_max: int | None) -> Image.Image:
     if not pixels_max or width * height <= pixels_max:
         return image
     scale = math.sqrt(pixels_max / (width * height))
-    return image.resize((max(1, int(width * scale)), max(1, int(height * scale))), Image.Resampling.BICUBIC)
+    wide, high = max(1, int(width * scale)), max(1, int(height * scale))
+    # A line has a side that cannot become shorter.
+    wide, high = max(1, min(wide, pixels_max // high)), max(1, min(high, pixels_max // wide))
+    return image.resize((wide, high), Image.Resampling.BICUBIC)

@@ -170,9 +170,10 @@ class ModelLoader:
     def _seeing(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
         from worker.models.text import build_text_model
-        from worker.models.vision import load_network, open_eyes, try_eyes
+        from worker.models.vision import load_network, open_eyes, require_files, try_eyes
 
         try:
+            require_files(folder)
             network = load_network(folder)
             eyes, processor = open_eyes(folder, network)
             evaluate(network, progress)
@@ -182,7 +183,7 @@ class ModelLoader:
             return model, ""
         except Exception as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
-            return None, explain_blindness(error, folder)
+            return None, explain_blindness(error)
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EncodingModel:
         from worker.models.encoding import build_encoding_model, load_network

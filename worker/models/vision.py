@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from PIL import Image
 
+from worker.contract import ModelError
 from worker.engine.sight import Sight, VisionNetwork, array_of
 from worker.models.eyes import Eyes, Looked, find_eyes
 from worker.models.processor import Processed, Processor, load_processor
@@ -27,9 +28,19 @@ from worker.models.template import render, template_of
 ERROR_MAX = 0.1
 """Of logits that should be upstream's, relative to these: rounding in few bits stays far below it."""
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Where models say how images are prepared. Some of upstream's processors would guess without."""
+
 _RESERVED = ("image_token_index", "image_token_id", "video_token_index", "video_token_id")
 _SIZES = ((96, 64), (64, 112))
 _ROW = "trial"
+
+
+def require_files(folder: Path) -> None:
+    """Raises `ModelError` where nothing says how images are prepared."""
+    if not any((folder / file).is_file() for file in PROCESSOR_FILES):
+        files = " nor ".join(PROCESSOR_FILES)
+        raise ModelError(f"there is neither {files} in {folder}. Download them as well.")
 
 
 def load_network(folder: Path) -> VisionNetwork:
