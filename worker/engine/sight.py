@@ -76,6 +76,16 @@ class VisionNetwork(nn.Module):
         return mx.broadcast_to(positions, (3, 1, len(tokens))), int(shift.item())
 
 
+class _StateCache(vlm.ArraysCache):
+    """Upstream's, merged of empty rows, claims that they are padded on the left by nothing, and then forgets
+    what they are padded by on the right."""
+
+    def prepare(self, lengths: Any = None, **padding: Any) -> None:
+        upstream: Any = super()
+        upstream.prepare(lengths=lengths, **padding)
+        self.left_padding = None
+
+
 def _twin(cache: Any) -> Any:
     """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged; what has no twin stays."""
     from mlx_vlm.models import cache as vlm  # which models of text start without
@@ -85,6 +95,8 @@ def _twin(cache: Any) -> Any:
             return RotatingKVCache(cache.max_size, cache.keep)
         case vlm.KVCache():
             return KVCache()
+        case vlm.ArraysCache():
+            return _StateCache(len(cache.cache))
         case vlm.CacheList():
             return CacheList(*map(_twin, cache.caches))
         case _:
