@@ -21,17 +21,15 @@ from PIL import Image
 from protocol.errors import Code, RequestError
 from protocol.parts import Media
 from worker.models.boundaries import Messages
-from worker.models.images import open_frames, open_image, reading, unreadable
+from worker.models.images import open_image, reading, unreadable
 from worker.models.parts import Kind, texts_of, with_marks
 from worker.models.processor import Processed, Processor
 from worker.models.template import TEMPLATE_ERRORS, Render, attempt
+from worker.models.videos import FRAMES_A_SECOND, Video, open_video
 from worker.pictures import Picture
 
 PROCESSED_BYTES_MAX = 2**28
 """Of images that are kept as the encoder takes them: the next turn of a conversation has them again."""
-FRAMES_A_SECOND = 2.0
-"""Of videos that come as frames without times."""
-
 _BEFORE, _BEHIND = "firstly", "lastly"
 _PROBE = Image.linear_gradient("L").resize((96, 64)).convert("RGB")
 
@@ -95,21 +93,14 @@ class Eyes:
     # --- images ---
 
     def look(
-        self, media: Sequence[Media], frames: Sequence[bytes], encode: Encode, added: Collection[int]
-    ) -> list[Looked]:
-        """A request's images, in order. `added`: the tokenizer's added tokens. Raises `RequestError`."""
-        return [
-            self._looked(each, frames[each.frame : each.frame + each.frames], encode, added) for each in media
-        ]
-
-    def _looked(
-        self, media: Media, frames: Sequence[bytes], encode: Encode, added: Collection[int]
+        self, kind: Kind, media: Media, frames: Sequence[bytes], encode: Encode, added: Collection[int]
     ) -> Looked:
-        kind: Kind = "video" if media.mime.startswith("video/") or media.frames > 1 else "image"
+        """An image of a request, whose `frames` these are. `added`: the tokenizer's added tokens. Raises
+        `RequestError`."""
         if kind not in self.placeholders:
             message = f"This model takes no {kind}s."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=media.param or "messages")
-        if len(frames) != media.frames:
+        if not frames or len(frames) != media.frames:
             raise unreadable(media, "its bytes are missing")
         digest = _digest(kind, media.pixels_max, frames)
         with self._lock:
@@ -126,7 +117,7 @@ class Eyes:
         with reading(media):
             if kind == "image":
                 return self._processor.see(placeholder, [open_image(frames[0], media)])
-            return self._processor.watch(placeholder, open_frames(frames, media), FRAMES_A_SECOND)
+            return self._processor.watch(placeholder, open_video(frames, media))
 
     def _keep(self, looked: Looked) -> None:
         with self._lock:
@@ -241,7 +232,8 @@ def _sees(processor: Processor, placeholder: str) -> bool:
 
 
 def _watches(processor: Processor, placeholder: str) -> bool:
-    return _changes(placeholder, lambda: processor.watch(placeholder, [_PROBE] * 4, FRAMES_A_SECOND))
+    video = Video([_PROBE] * 4, range(4), FRAMES_A_SECOND)
+    return _changes(placeholder, lambda: processor.watch(placeholder, video))
 
 
 def _changes(placeholder: str, process: Callable[[], Processed]) -> bool:

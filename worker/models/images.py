@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from PIL import Image, ImageOps
@@ -29,7 +29,7 @@ def open_image(data: bytes, media: Media) -> Image.Image:
         _check_size(file, media)
         file.load()
         image = _flat(ImageOps.exif_transpose(file))
-    return _within(image, media.pixels_max)
+    return within(image, media.pixels_max)
 
 
 @contextmanager
@@ -41,13 +41,6 @@ def reading(media: Media) -> Iterator[None]:
         raise
     except Exception as error:  # Pillow's decoders and upstream's processors raise whatever they come upon
         raise unreadable(media, " ".join(str(error).split()) or type(error).__name__) from error
-
-
-def open_frames(frames: Sequence[bytes], media: Media) -> list[Image.Image]:
-    """The images of a video, all of the first one's size."""
-    images = [open_image(frame, media) for frame in frames]
-    size = images[0].size
-    return [image if image.size == size else image.resize(size) for image in images]
 
 
 def unreadable(media: Media, reason: str) -> RequestError:
@@ -73,7 +66,8 @@ def _flat(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _within(image: Image.Image, pixels_max: int | None) -> Image.Image:
+def within(image: Image.Image, pixels_max: int | None) -> Image.Image:
+    """The image, made smaller where it has more pixels than that; None: as it is."""
     width, height = image.size
     if not pixels_max or width * height <= pixels_max:
         return image

@@ -12,10 +12,11 @@ Kind = Literal["image", "video"]
 KINDS: tuple[Kind, ...] = ("image", "video")
 
 
-def count_images(messages: Messages) -> int:
-    """How many parts of a conversation are images or videos."""
+def kinds_in(messages: Messages) -> list[Kind]:
+    """The images and videos of a conversation, in order."""
     contents = [message.get("content") for message in messages]
-    return sum(part.get("type") in KINDS for parts in contents if isinstance(parts, list) for part in parts)
+    types = [part.get("type") for parts in contents if isinstance(parts, list) for part in parts]
+    return [kind for kind in types if kind in KINDS]
 
 
 def texts_of(messages: Messages) -> list[str]:

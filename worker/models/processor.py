@@ -20,6 +20,7 @@ import mlx.nn as nn
 import numpy as np
 from PIL import Image
 
+from worker.models.videos import Video
 from worker.pictures import Blob
 
 _WRITTEN = "written"
@@ -74,10 +75,11 @@ class Processor:
         """A text with a placeholder for each image. Raises what upstream raises."""
         return _processed(self._upstreams(text=[text], images=list(images)))
 
-    def watch(self, placeholder: str, frames: Sequence[Image.Image], fps: float) -> Processed:
-        """A video, `frames` at so many a second. Raises what upstream raises."""
-        video = np.stack([np.asarray(frame).transpose(2, 0, 1) for frame in frames])
-        return _processed(self._upstreams(text=[placeholder], videos=[video], fps=[fps]))
+    def watch(self, placeholder: str, video: Video) -> Processed:
+        """Raises what upstream raises."""
+        frames = np.stack([np.asarray(frame).transpose(2, 0, 1) for frame in video.frames])
+        told = {"frames_indices": list(video.indices), "fps": video.fps}
+        return _processed(self._upstreams(text=[placeholder], videos=[frames], video_metadata=[told]))
 
 
 class Writer:

@@ -9,10 +9,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
+from protocol.parts import Media
 from worker.models.boundaries import Messages
 from worker.models.eyes import Eyes, Looked
 from worker.models.holding import Held
-from worker.models.parts import count_images, with_images_behind
+from worker.models.parts import Kind, kinds_in, with_images_behind
 from worker.models.prompt import Laid, PromptRules, TextPreparer
 
 
@@ -38,14 +39,14 @@ class SeeingPreparer(TextPreparer):
         opens_turn: bool = True,
     ) -> Laid:
         messages = conversation.messages
-        images = 0 if messages is None else count_images(messages)
-        if images != len(request.media):
-            message = f"There are {len(request.media)} images for {images} places in the messages."
+        kinds = [] if messages is None else kinds_in(messages)
+        if len(kinds) != len(request.media):
+            message = f"There are {len(request.media)} images for {len(kinds)} places in the messages."
             raise RequestError(Code.INVALID_MEDIA, message, param=request.source or "messages")
-        if messages is None or not images:
+        if messages is None or not kinds:
             return super()._lay(request, (), conversation, special=special, opens_turn=opens_turn)
         source = request.source or "messages"
-        looked = self._eyes.look(request.media, media, self._plain, self._added)
+        looked = self._looked(kinds, request.media, media)
         messages, text = self._shown(conversation, messages, looked, source, opens_turn=opens_turn)
         tokens = self._encode(text, source, special=special)
         pictures = self._eyes.place(tokens, looked)
@@ -56,6 +57,13 @@ class SeeingPreparer(TextPreparer):
             return self._eyes.expand(rendered, looked) or ""
 
         return Laid(source, text, tokens, messages, expand, tuple(pictures))
+
+    def _looked(self, kinds: Sequence[Kind], media: Sequence[Media], frames: Sequence[bytes]) -> list[Looked]:
+        own = [frames[each.frame : each.frame + each.frames] for each in media]
+        return [
+            self._eyes.look(kind, each, files, self._plain, self._added)
+            for kind, each, files in zip(kinds, media, own, strict=True)
+        ]
 
     def _plain(self, text: str) -> list[int]:
         return self._encode(text, "messages", special=False)

@@ -9,7 +9,7 @@ from PIL import Image
 from protocol.errors import Code, RequestError
 from protocol.parts import Media
 from tests.worker.eyes import encoded
-from worker.models.images import open_frames, open_image
+from worker.models.images import open_image
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -81,8 +81,3 @@ def test_it_has_no_more_pixels_than_wanted(pixels_max: int | None, size: tuple[i
 
 def test_a_line_stays_a_line() -> None:
     assert open_image(encoded(halves((10_000, 1))), media(100)).size == (100, 1)
-
-
-def test_the_frames_of_a_video_have_one_size() -> None:
-    files = [encoded(halves(size)) for size in ((40, 20), (80, 40))]
-    assert [frame.size for frame in open_frames(files, media())] == [(40, 20)] * 2
