@@ -29,6 +29,9 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Task | None,
         Meta(description="generate, embed or rerank; none: what the model's files or its name say"),
     ] = None
+    text_only: Annotated[
+        bool, Meta(description="of a model that sees, load and serve only the part that reads and writes")
+    ] = False
     endpoint: Annotated[
         str, Meta(description="where the gateway is; empty: the socket of a gateway on port 8000")
     ] = ""

@@ -37,6 +37,7 @@ GATEWAY_FLAGS = (
 )
 WORKER_FLAGS = (
     "max_running",
+    "text_only",
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",

@@ -67,6 +67,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")
     ] = None
+    text_only: Annotated[
+        bool | None, Meta(description="of models that see, serve only the part that reads and writes")
+    ] = None
     max_waiting: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="requests that may wait for the worker; beyond them 503 at once"),
