@@ -217,6 +217,8 @@ class Loop:
     def _look(self, look: Look) -> None:
         """Encode an image. If that fails, the row it was planned for does; others who have it try again."""
         self._forget_images(look.forgotten)
+        if self.scheduler.get(look.row.id) is None:
+            return  # failed since
         try:
             nbytes = self.model.engine.look(look.picture)
         except Exception as error:  # the request boundary

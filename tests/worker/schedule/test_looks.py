@@ -182,6 +182,15 @@ def test_what_fails_in_an_image_fails_that_row_alone_and_its_twins_try_for_thems
     assert house.engine.probes == 1
 
 
+def test_a_row_that_fails_as_it_begins_is_failed_once_and_nothing_is_encoded_for_it() -> None:
+    house = House(prefill_tokens=64)
+    house.submit("a", 5, prompt=20, images=[("cat", 0, 8)])
+    house.engine.at["show", 0] = breaking("scripted")
+    house.run()
+    assert len(house.ends("a")) == 1
+    assert house.engine.looks == []
+
+
 def test_a_prompt_shared_by_several_fails_one_by_one_where_its_image_cannot_be_encoded() -> None:
     house = House(prefill_tokens=64)
     house.submit("a", 5, prompt=20, images=[("cat", 4, 8)])
