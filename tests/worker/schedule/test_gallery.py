@@ -104,13 +104,11 @@ def test_the_one_that_was_used_longest_ago_makes_room() -> None:
 
 
 def test_what_a_row_in_prefill_has_yet_to_run_goes_last() -> None:
-    gallery, first = Gallery(10), row(("cat", 0, 4), ("dog", 4, 4))
-    encode(gallery, first)
-    first.prefilled = 2
-    assert gallery.make_room(2, [first]) == []
-    first.prefilled = 4
-    assert gallery.make_room(4, [first]) == digests("cat")
-    assert gallery.make_room(8, [first]) == digests("dog")
+    gallery, asking = Gallery(10), row(("dog", 0, 4), ("cat", 4, 4), prefilled=4)
+    encode(gallery, row(("cat", 0, 4), ("dog", 4, 4)))
+    assert gallery.make_room(2, [asking]) == []
+    assert gallery.make_room(4, [asking]) == digests("dog")
+    assert gallery.make_room(8, [asking]) == digests("cat")
 
 
 def test_an_image_that_is_larger_than_was_thought_drives_others_out_and_never_itself() -> None:

@@ -70,7 +70,7 @@ def test_streams_get_a_token_between_two_images_and_no_prompt_is_run_beside_one(
     images: list[Image] = [(f"image {n}", 3 * n, 3) for n in range(4)]
     house.submit("stream", *range(1, 40), prompt=1)
     house.engine.at["step", 5] = lambda: house.submit("seeing", 5, prompt=13, images=images)
-    house.engine.at["step", 6] = lambda: house.submit("text", 6, prompt=40)
+    house.engine.at["step", 6] = lambda: house.submit("text", 6, prompt=640)
     house.run()
     around = [happened[at - 1 : at + 2] for at, what in enumerate(happened) if what == "look"]
     assert around == [["step", "look", "step"]] * 4
@@ -99,15 +99,14 @@ def test_who_waits_for_an_image_counts_as_running() -> None:
 
 
 def test_a_text_goes_before_an_image_whose_turn_has_not_come_where_there_is_time_left() -> None:
-    house = House(prefill_tokens=64)
+    house = House(prefill_tokens=128)
     happened = happenings(house)
-    house.submit("first", 5, prompt=20)
+    house.submit("first", 5, prompt=16)
     house.submit("seeing", 6, prompt=20, images=[("cat", 0, 8)])
-    house.submit("behind", 7, prompt=400 // 16)
+    house.submit("behind", 7, prompt=41)
     house.run()
-    assert happened[:3] == ["prefill", "step", "look"]
-    assert house.engine.groups[0] == ["first", "behind"]
-    assert house.engine.groups[1] == ["seeing"]
+    assert happened[:4] == ["prefill", "prefill", "step", "look"]
+    assert house.engine.groups == [["first"], ["behind"], ["seeing"]]
 
 
 def test_nobody_overtakes_a_row_whose_turn_it_is() -> None:
@@ -275,6 +274,16 @@ def test_an_image_in_another_place_is_not_encoded_again() -> None:
     house.run()
     assert house.engine.looks == [CAT, DOG]
     assert (status(house).encoded, status(house).hits) == (2, 1)
+
+
+def test_another_salt_has_an_image_encoded_for_itself() -> None:
+    house = storing(Shape())
+    house.submit("one", 5, prompt=40, images=[("cat", 4, 8)], salt="one")
+    house.submit("other", 6, prompt=40, images=[("cat", 4, 8)], salt="other")
+    house.submit("again", 7, prompt=40, images=[("cat", 4, 8)], salt="one")
+    house.run()
+    assert [house.text(id) for id in ("one", "other", "again")] == ["<5>", "<6>", "<7>"]
+    assert len(set(house.engine.looks)) == 2
 
 
 def test_a_prefix_that_ends_within_an_image_needs_the_image() -> None:
