@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from broker.dialects import begun
 from broker.dialects.body import encode, encode_text
 from broker.dialects.chat_body import Body
 from broker.dialects.forms import form_of
@@ -34,6 +35,7 @@ def generate(
     """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
     offer = body.offer
     wishes = template_kwargs(body.reasoning_effort, body.enable_thinking, body.chat_template_kwargs)
+    wishes |= begun.options(messages, continues=body.continue_final_message, opens=body.add_generation_prompt)
     return Generate(
         incarnation=incarnation,
         id=id,
