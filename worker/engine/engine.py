@@ -24,7 +24,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
-from worker.engine.aheadgroup import AheadGroup
+from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
@@ -43,8 +43,6 @@ from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of
 from worker.pictures import Blob, Picture
 
-QUIET_STEPS = 16
-"""Rows that no drafts were made for so long decode without waiting again."""
 TOKENS_PER_CLEAR = 256
 """How deep the rows advance before buffers that are kept for reuse are given back to the system."""
 
@@ -73,7 +71,7 @@ class BatchEngine:
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
-        self._ahead: list[AheadGroup] = []
+        self._ahead = Ahead(model, self._fresh)
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
         self._advanced = 0
@@ -151,7 +149,7 @@ class BatchEngine:
         if row in self._prefilling:
             return self._prefilling[row], 0
         member = self._members[row]
-        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead]
+        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
         group = next((group for group in groups if member in group.members), None)
         return (member.caches, 0) if group is None else group.source(member)
 
@@ -187,42 +185,9 @@ class BatchEngine:
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
         for group in turning:
-            self._board(group.detach(self._fresh))
-        step = self._run_ahead(step, drafts)
+            self._ahead.board(group.detach(self._fresh))
         self._advance(1)
-        return step
-
-    def _board(self, members: list[Member]) -> None:
-        """Rows whose draws have all been read are fed drafts from now on: with others, if they are of like
-        length."""
-        lengths = [member.length for member in members]
-        for ahead in self._ahead:
-            if grouping.ratio([[*lengths, *(m.length for m in ahead.living)]]) <= grouping.RATIO_MAX:
-                break
-        else:
-            ahead = AheadGroup(self._model, self._fresh)
-            self._ahead.append(ahead)
-        ahead.reseat(members, self._fresh)
-
-    def _run_ahead(self, step: Step, drafts: Mapping[str, Sequence[int]]) -> Step:
-        """The step, and what rows say that are fed drafts."""
-        if not self._ahead:
-            return step
-        tokens, likelihoods = dict(step.tokens), dict(step.likelihoods)
-        failed, further = dict(step.failed), {}
-        following = {row: _behind(tokens.get(row), drafted) for row, drafted in drafts.items()}
-        for group in self._ahead:
-            for row, said in group.run(following, self._helpers).items():
-                drawn = list(said.drawn)
-                if said.failure is not None:
-                    failed[row] = said.failure
-                if row not in tokens and drawn:
-                    token, likelihood = drawn.pop(0)
-                    tokens[row] = token
-                    if likelihood is not None:
-                        likelihoods[row] = likelihood
-                further[row] = drawn
-        return Step(tokens, likelihoods, failed, further)
+        return self._ahead.run(step, drafts, self._helpers)
 
     def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}
@@ -254,7 +219,7 @@ class BatchEngine:
         self._joining = [joining for joining in self._joining if joining is not member]
         # What nobody waits for is let go at once, not at a step that may never come.
         self._groups = [group for group in self._groups if not group.is_abandoned]
-        self._ahead = [group for group in self._ahead if not group.is_abandoned]
+        self._ahead.let_go()
         self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
 
     def reset(self) -> None:
@@ -264,7 +229,7 @@ class BatchEngine:
             self._members,
             self._joining,
             self._groups,
-            self._ahead,
+            self._ahead.groups,
             self._unread,
         ):
             held.clear()
@@ -277,7 +242,7 @@ class BatchEngine:
         """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
         own: int = sum(cache.nbytes for caches in rows for cache in caches)
-        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead]
+        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
         return own + sum(group.nbytes for group in groups)
 
     def row_bytes(self, tokens: int) -> int:
@@ -287,14 +252,7 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
-        for ahead in self._ahead:
-            ahead.reseat([], self._fresh)
-        quiet = [ahead for ahead in self._ahead if ahead.quiet >= QUIET_STEPS]
-        self._ahead = [ahead for ahead in self._ahead if ahead not in quiet]
-        if self._ahead and self._joining:
-            self._board(self._joining)
-            self._joining = []
-        self._joining += [member for ahead in quiet for member in ahead.detach(self._fresh)]
+        self._joining = self._ahead.reseat(self._joining)
         if not self._joining and not any(group.has_holes for group in self._groups):
             return
         joining, self._joining = self._joining, []
@@ -338,10 +296,3 @@ class BatchEngine:
         if self._advanced >= TOKENS_PER_CLEAR:
             self._advanced = 0
             mx.clear_cache()
-
-
-def _behind(token: int | None, drafted: Sequence[int]) -> Sequence[int]:
-    """What was drafted behind a token that has been read since."""
-    if token is None:
-        return drafted
-    return drafted[1:] if drafted and drafted[0] == token else ()

@@ -18,13 +18,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.contract import Drawn
+from worker.contract import Drawn, Step
+from worker.engine.caches import grouping
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.ragged import FED_MAX
 from worker.engine.group import Member, shifts_of
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Sampler
+
+QUIET_STEPS = 16
+"""Rows that no drafts were made for so long decode without waiting again."""
 
 
 @dataclass(slots=True)
@@ -198,3 +202,65 @@ def _token(member: Member) -> int:
     assert member.token is not None, "it is in no group"
     token: Any = member.token.item()
     return int(token)
+
+
+class Ahead:
+    """All rows of an engine that are fed drafts, in groups of like length."""
+
+    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches]) -> None:
+        """`fresh` makes empty caches of a single row."""
+        self.groups: list[AheadGroup] = []
+        self._model = model
+        self._fresh = fresh
+
+    def board(self, members: list[Member]) -> None:
+        """Rows whose draws have all been read are fed drafts from now on."""
+        lengths = [member.length for member in members]
+        for group in self.groups:
+            if grouping.ratio([[*lengths, *(m.length for m in group.living)]]) <= grouping.RATIO_MAX:
+                break
+        else:
+            group = AheadGroup(self._model, self._fresh)
+            self.groups.append(group)
+        group.reseat(members, self._fresh)
+
+    def reseat(self, joining: list[Member]) -> list[Member]:
+        """Close the holes; rows that start join those that are here. Returns who is to decode plainly."""
+        for group in self.groups:
+            group.reseat([], self._fresh)
+        quiet = [group for group in self.groups if group.quiet >= QUIET_STEPS]
+        self.groups = [group for group in self.groups if group not in quiet]
+        if self.groups and joining:
+            self.board(joining)
+            joining = []
+        return [*joining, *(member for group in quiet for member in group.detach(self._fresh))]
+
+    def let_go(self) -> None:
+        """Forget groups that nobody is left in."""
+        self.groups = [group for group in self.groups if not group.is_abandoned]
+
+    def run(self, step: Step, drafts: Mapping[str, Sequence[int]], helpers: Helpers) -> Step:
+        """A step of all groups, added to `step`, what has been read of other rows and of those that have
+        just come."""
+        if not self.groups:
+            return step
+        tokens, likelihoods = dict(step.tokens), dict(step.likelihoods)
+        failed, further = dict(step.failed), dict(step.further)
+        behind = {row: _behind(tokens.get(row), drafted) for row, drafted in drafts.items()}
+        for group in self.groups:
+            for row, said in group.run(behind, helpers).items():
+                drawn = list(said.drawn)
+                if said.failure is not None:
+                    failed[row] = said.failure
+                if row not in tokens and drawn:
+                    tokens[row], likelihood = drawn.pop(0)
+                    likelihoods |= {} if likelihood is None else {row: likelihood}
+                further[row] = drawn
+        return Step(tokens, likelihoods, failed, further)
+
+
+def _behind(token: int | None, drafted: Sequence[int]) -> Sequence[int]:
+    """What was drafted behind a token that has been read since."""
+    if token is None:
+        return drafted
+    return drafted[1:] if drafted and drafted[0] == token else ()
