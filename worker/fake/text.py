@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+from zlib import crc32
 
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
@@ -13,10 +14,13 @@ from protocol.messages import Generate
 from protocol.parts import CallDelta, Tokenizing
 from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
+from worker.fake.eyes import seen
 from worker.fake.script import Script
 
 CONTEXT_LENGTH = 8192
 WORDS_BEFORE_CALLS = 2
+SEEN_TOKENS = 2**20
+"""So many, and from here on."""
 CALL_TOKENS = 5
 """Of one call: its name, and the words of its arguments."""
 CALL_NAME, CALL_OPENING, CALL_CLOSING = "note", '{"words": "', '"}'
@@ -35,13 +39,13 @@ class FakePreparer:
     context_length: int
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
-        text = _text(request)
+        words = _words(request, media)
         if request.suffix:
             raise RequestError(Code.UNSUPPORTED_PARAMETER, "This model has no middle.", param="suffix")
-        script = Script.read(text)
+        script = replace(Script.read(" ".join(words)), seen=tuple(filter(_is_seen, words)))
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = _tokens(request, text) or (1,)
+        tokens = _tokens(request, words) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
@@ -72,36 +76,59 @@ class FakePreparer:
         )
 
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
-        wanted, text = request.tokenizing or Tokenizing(), _text(request)
-        tokens = _tokens(request, text)
+        wanted, words = request.tokenizing or Tokenizing(), _words(request, media)
+        tokens = _tokens(request, words)
         return Tokenized(
             id=request.id,
             count=len(tokens),
             tokens=tokens if wanted.tokens else (),
-            pieces=tuple(text.split()) if wanted.pieces else (),
+            pieces=tuple(words) if wanted.pieces else (),
             text=_echo_text(request),
         )
 
 
-def _text(request: Generate) -> str:
-    return request.prompt or "\n".join(_texts(unpack(request).messages or []))
+class Seen(str):
+    """The word of an image or a video."""
 
 
-def _tokens(request: Generate, text: str) -> tuple[int, ...]:
-    return tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split())
+def _words(request: Generate, media: Sequence[bytes]) -> list[str]:
+    """Of the whole prompt, each image and video in its place."""
+    if request.prompt:
+        return request.prompt.split()
+    messages = unpack(request).messages or []
+    words = iter(seen(messages, request.media, media))
+    return [
+        word
+        for part in _parts(messages)
+        for word in (part.split() if part is not None else [Seen(next(words))])
+    ]
+
+
+def _is_seen(word: str) -> bool:
+    return isinstance(word, Seen)
+
+
+def _tokens(request: Generate, words: Sequence[str]) -> tuple[int, ...]:
+    return tuple(request.tokens or ()) or tuple(map(_token, words))
+
+
+def _token(word: str) -> int:
+    """Of images another one each, so that prompts with others begin otherwise."""
+    return SEEN_TOKENS + crc32(word.encode()) % SEEN_TOKENS if _is_seen(word) else 1 + len(word)
 
 
 def _echo_text(request: Generate) -> str:
     return "".join(map(_word, request.tokens)) if request.echo and request.tokens else ""
 
 
-def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    texts: list[str] = []
+def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str | None]:
+    """The texts in order; None: there is an image or a video."""
     for message in messages:
         content = message.get("content") or ""
-        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-        texts += map(str, parts)
-    return texts
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] if part["type"] == "text" else None for part in content)
 
 
 def _word(token: int) -> str:
@@ -111,7 +138,7 @@ def _word(token: int) -> str:
 @dataclass(slots=True)
 class FakePipeline:
     """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter.
-    Thoughts come first, then some words, then calls, and what is left is words again."""
+    Thoughts come first, then what is seen, some words, calls, and what is left is words again."""
 
     script: Script
     request: str = ""
@@ -125,8 +152,10 @@ class FakePipeline:
         if self.reasoning_tokens < self.script.think:
             self.reasoning_tokens += 1
             return Growth(reasoning=self._said(token), is_content=False)
-        call, place = divmod(self._answered - WORDS_BEFORE_CALLS, CALL_TOKENS)
-        self._answered += 1
+        number, self._answered = self._answered, self._answered + 1
+        if number < len(self.script.seen):
+            return Growth(self.script.seen[number] + " ")
+        call, place = divmod(number - len(self.script.seen) - WORDS_BEFORE_CALLS, CALL_TOKENS)
         if not 0 <= call < self.script.call:
             return Growth(self._said(token))
         return Growth(is_content=False, calls=(self._called(call, place, token),))
