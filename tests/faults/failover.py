@@ -42,7 +42,7 @@ SHARE_HARMED = 0.02
 HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "swapped")
 REFUSED = {"worker_unavailable", "model_loading"}
 FLAGS = {
-    "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS)],
+    "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS), "--images"],
     "embedded": ["--max-running", str(CLIENTS)],
 }
 MODULES = {"scripted": "worker.fake", "embedded": "worker"}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
+from tests.images import data_url, noise, picture
 from tests.system import chat_body
 from worker.fake.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
 
 TOKENS_MAX = 150
+IMAGES = [picture("red"), picture("blue", (30, 20)), noise((200, 150))]
 TEXTS = ("Count from 1 to 60.", "Repeat: the quick brown fox.", "My name is Ida. What is my name?", "Hi")
 FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Porto?", "Hi")
 SCHEMA = {
@@ -55,22 +58,36 @@ def of_the_scripted(dice: random.Random) -> Question:
     thinks, calls = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)]), dice.choice([0, 0, 1, 30])
     directions = [f"!tokens={tokens}", f"!think={thinks}", f"!call={calls}"]
     text = " ".join(["word"] * dice.randint(1, 9) + directions)
+    images = dice.choices(IMAGES, k=dice.choice([0, 0, 1, 3]))
     fields: dict[str, object] = {"n": choices, **_form(dice), **_company(dice)}
     if seeded := dice.random() < 0.5:
         fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
     seed = int(str(fields.get("seed", 0)))
     seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
-    answers = [_answer(scripted(text, tokens, each if seeded else 0), thinks, calls) for each in seeds]
+    # An image is a word of the prompt.
+    prompt, seen = text + " image" * len(images), [f"png:{sha256(image).hexdigest()[:8]}" for image in images]
+    answers = [
+        _answer(scripted(prompt, tokens, each if seeded else 0), thinks, calls, seen) for each in seeds
+    ]
     thoughts, texts, called = (list(channel) for channel in zip(*answers, strict=True))
     reasons = ["tool_calls" if any(_is_whole(call) for call in each) else "stop" for each in called]
-    return Question(chat_body(text, **fields), thoughts, texts, called, reasons, choices * (tokens + 1))
+    body = chat_body(text, **fields) | ({"messages": [_showing(text, images)]} if images else {})
+    return Question(body, thoughts, texts, called, reasons, choices * (tokens + 1))
 
 
-def _answer(said: str, thinks: int, calls: int) -> tuple[str, str, list[Call]]:
-    """What the scripted engine thinks, says and calls, of all its words."""
+def _showing(text: str, images: Sequence[bytes]) -> dict[str, object]:
+    """A message with images behind its text."""
+    shown = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+    return {"role": "user", "content": [{"type": "text", "text": text}, *shown]}
+
+
+def _answer(said: str, thinks: int, calls: int, seen: Sequence[str]) -> tuple[str, str, list[Call]]:
+    """What the scripted engine thinks, says and calls, of all its words. `seen`: what it says of images."""
     words = said.split()
     thoughts, words = words[:thinks], words[thinks:]
-    first, last = WORDS_BEFORE_CALLS, WORDS_BEFORE_CALLS + calls * CALL_TOKENS
+    words[: len(seen)] = seen[: len(words)]
+    first = len(seen) + WORDS_BEFORE_CALLS
+    last = first + calls * CALL_TOKENS
     begins = range(first, min(last, len(words)), CALL_TOKENS)
     called = [_call(words[begin : begin + CALL_TOKENS]) for begin in begins]
     return _spoken(thoughts), _spoken(words[:first] + words[last:]), called
