@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import time
-import warnings
 from typing import TYPE_CHECKING
 
 import zmq
@@ -101,8 +100,6 @@ def main(network: Network | None = None) -> int:
         about="Serve OpenAI-compatible HTTP in front of the workers that connect.",
     )
     logs.setup("gateway", configured.log_format, configured.log_level, SPARSE)
-    # Of Pillow's, of what clients send.
-    warnings.filterwarnings("ignore", module="PIL")
     lifeline.follow_parent()
     try:
         fetch = fetcher(configured, network)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from base64 import b64encode
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -45,23 +46,23 @@ def animation(kind: str) -> bytes:
 def png_header(width: int, height: int) -> bytes:
     """A PNG that says it is so large, and has no pixels."""
 
-    return _png(width, height, b"")
+    return png(width, height, [(b"IDAT", zlib.compress(b""))])
 
 
 def bomb() -> bytes:
     """A whole one: 10,000 by 10,000 pixels, one bit each, in a few kilobytes."""
-    return _png(10_000, 10_000, bytes(10_000 * (1 + 10_000 // 8)))
+    return png(10_000, 10_000, [(b"IDAT", zlib.compress(bytes(10_000 * (1 + 10_000 // 8))))])
 
 
-def _png(width: int, height: int, rows: bytes) -> bytes:
-    """In black and white."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
+def png(width: int, height: int, chunks: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """In black and white, of a header, these chunks and an end."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    told = [(b"IHDR", header), *chunks, (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in told)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def data_url(data: bytes, mime: str = "image/png") -> str:

@@ -1,25 +1,15 @@
 """What bytes are: an image or a video of a known type, and of what size. Nothing is decoded.
 
-The first bytes say what it is; what a URL or a server claims is not believed. Width and height are in the
-header, which Pillow reads; what only the pixels show (that half of them are missing) the worker finds out.
+The first bytes say what it is; what a URL or a server claims is not believed. Width and height are in its
+header; what only the pixels show (that half of them are missing) the worker finds out.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from io import BytesIO
 
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
-from PIL.Image import DecompressionBombError
-from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.WebPImagePlugin import WebPImageFile
-
+from broker.dialects.headers import HeaderError, read_header
 from broker.dialects.media import MediaError
 
 NOT_AN_IMAGE = "not an image of a known type: png, jpeg, webp, gif and bmp are served"
@@ -28,19 +18,6 @@ BROKEN = "the image is broken: its header cannot be read"
 ANIMATED = "the image is animated; send its frames as a video, or one of them"
 
 _BMP_HEADER_BYTES = {12, 40, 52, 56, 64, 108, 124}
-# Opened by their names, not by Image.open: that one warns of many pixels by a limit of its own.
-_READERS: Mapping[str, type[ImageFile]] = {
-    "image/png": PngImageFile,
-    "image/jpeg": JpegImageFile,
-    "image/webp": WebPImageFile,
-    "image/gif": GifImageFile,
-    "image/bmp": BmpImageFile,
-}
-# What Pillow's readers raise over hostile headers; its own `open` takes most of it for "not of this kind".
-_UNREADABLE = (
-    OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError, RuntimeError, OverflowError,
-    struct.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +35,13 @@ def image_in(data: bytes, *, pixels_max: int) -> Frame:
     if mime is None:
         raise MediaError(NOT_AN_IMAGE)
     try:
-        with _READERS[mime](BytesIO(data)) as image:
-            width, height = image.size
-            is_animated = getattr(image, "is_animated", False)
-    except DecompressionBombError:  # Pillow's own limit, well above any of ours
-        raise MediaError(f"the image has too many pixels: at most {pixels_max} are allowed") from None
-    except _UNREADABLE:
+        header = read_header(mime, data)
+    except HeaderError:
         raise MediaError(BROKEN) from None
-    if width * height > pixels_max:
-        size = f"{width} x {height}"
+    if header.width * header.height > pixels_max:
+        size = f"{header.width} x {header.height}"
         raise MediaError(f"the image has too many pixels: {size}, at most {pixels_max} are allowed")
-    if is_animated:
+    if header.is_animated:
         raise MediaError(ANIMATED)
     return Frame(mime, data, sha256(data).hexdigest())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
+from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.hosts import Images, serving_images
 from tests.images import MP4, animation, bomb, data_url, noise, picture
 from tests.system import System, running_system
@@ -42,8 +43,9 @@ def host() -> Iterator[Images]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, host: Images) -> Iterator[System]:
+@contextlib.contextmanager
+def seeing(folder: Path, host: Images) -> Iterator[System]:
+    """A gateway that fetches from a few hosts, and a worker that takes images and videos."""
     network: dict[str, object] = {
         "names": {
             "pictures.test": [OUTSIDE],
@@ -57,9 +59,15 @@ def system(tmp_path_factory: pytest.TempPathFactory, host: Images) -> Iterator[S
     }
     allowed = "pictures.test,*.pictures.test,inside.test,both.test,down.test,127.0.0.1,169.254.169.254"
     flags = ["--allow-media-hosts", allowed, "--media-timeout", "2", "--video-frames-max", "3"]
-    with running_system(tmp_path_factory.mktemp("images"), flags, network) as system:
+    with running_system(folder, flags, network) as system:
         system.start_worker("--images", "--videos")
         system.wait_ready()
+        yield system
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, host: Images) -> Iterator[System]:
+    with seeing(tmp_path_factory.mktemp("images"), host) as system:
         yield system
 
 
@@ -367,6 +375,37 @@ def test_bad_images_disturb_nobody(system: System) -> None:
     assert all(worker.running for worker in system.workers)
     assert seen_by(ask_chat(system, [chat_part(RED)])) == [told(RED)]
     assert system.http.get("/v1/status").json()["gateway"]["media_bytes"] == 0
+
+
+def test_an_image_outlives_its_worker_and_is_neither_sent_nor_fetched_again(
+    tmp_path: Path, host: Images
+) -> None:
+    with seeing(tmp_path, host) as system:
+        outlive(system, host)
+
+
+def outlive(system: System, host: Images) -> None:
+    """The worker is killed under streams with images."""
+    url = "http://pictures.test/red.png"
+    parts = [{"type": "text", "text": "!slow=10 !tokens=150"}, chat_part(LARGE)]
+    message = {"role": "user", "content": [*parts, {"type": "image_url", "image_url": url}]}
+    body: dict[str, object] = {"messages": [message], "stream": True, "n": 2}
+    alone = Client(system.url, body)
+    alone.run()
+    assert [text.split()[:2] for text in alone.texts] == [[told(LARGE), told(RED)]] * 2
+    host.asked.clear()
+    streams = [Client(system.url, body) for _ in range(4)]
+    for stream in streams:
+        stream.start()
+    wait_until_flowing(streams)
+    assert system.http.get("/v1/status").json()["gateway"]["media_bytes"] == len(LARGE) + len(RED)
+    system.workers[-1].kill()
+    system.start_worker("--images", "--videos")
+    wait_for(streams, 60)
+    assert [stream.texts for stream in streams] == [alone.texts] * 4
+    assert host.asked == {("/red.png", "pictures.test"): 4}
+    status = system.http.get("/v1/status").json()["gateway"]
+    assert (status["media_bytes"], status["failover"]["resumed"]) == (0, 8)
 
 
 def test_more_frames_than_the_line_takes_are_refused(system: System) -> None:
