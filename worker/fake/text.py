@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from zlib import crc32
 
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
@@ -15,12 +14,11 @@ from protocol.parts import CallDelta, Tokenizing
 from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
 from worker.fake.eyes import seen
+from worker.fake.pictures import IMAGE_TOKENS, pictures_in, with_keys
 from worker.fake.script import Script
 
 CONTEXT_LENGTH = 8192
 WORDS_BEFORE_CALLS = 2
-SEEN_TOKENS = 2**20
-"""So many, and from here on."""
 CALL_TOKENS = 5
 """Of one call: its name, and the words of its arguments."""
 CALL_NAME, CALL_OPENING, CALL_CLOSING = "note", '{"words": "', '"}'
@@ -39,13 +37,16 @@ class FakePreparer:
     context_length: int
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
-        words = _words(request, media)
+        text = _text(request)
         if request.suffix:
             raise RequestError(Code.UNSUPPORTED_PARAMETER, "This model has no middle.", param="suffix")
-        script = replace(Script.read(" ".join(words)), seen=tuple(filter(_is_seen, words)))
+        script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = _tokens(request, words) or (1,)
+        messages = unpack(request).messages or []
+        script = replace(script, seen=tuple(seen(messages, request.media, media)))
+        pictures = pictures_in(messages, request.media, media, script)
+        tokens = with_keys(_tokens(request, text), pictures) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
@@ -72,63 +73,41 @@ class FakePreparer:
             echo=request.echo,
             scored=request.scored,
             echo_text=_echo_text(request),
+            pictures=pictures,
             script=script,
         )
 
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
-        wanted, words = request.tokenizing or Tokenizing(), _words(request, media)
-        tokens = _tokens(request, words)
+        wanted, text = request.tokenizing or Tokenizing(), _text(request)
+        tokens = (*_tokens(request, text), *(1,) * IMAGE_TOKENS * len(request.media))
         return Tokenized(
             id=request.id,
             count=len(tokens),
             tokens=tokens if wanted.tokens else (),
-            pieces=tuple(words) if wanted.pieces else (),
+            pieces=tuple(text.split()) if wanted.pieces else (),
             text=_echo_text(request),
         )
 
 
-class Seen(str):
-    """The word of an image or a video."""
+def _text(request: Generate) -> str:
+    return request.prompt or "\n".join(_texts(unpack(request).messages or []))
 
 
-def _words(request: Generate, media: Sequence[bytes]) -> list[str]:
-    """Of the whole prompt, each image and video in its place."""
-    if request.prompt:
-        return request.prompt.split()
-    messages = unpack(request).messages or []
-    words = iter(seen(messages, request.media, media))
-    return [
-        word
-        for part in _parts(messages)
-        for word in (part.split() if part is not None else [Seen(next(words))])
-    ]
-
-
-def _is_seen(word: str) -> bool:
-    return isinstance(word, Seen)
-
-
-def _tokens(request: Generate, words: Sequence[str]) -> tuple[int, ...]:
-    return tuple(request.tokens or ()) or tuple(map(_token, words))
-
-
-def _token(word: str) -> int:
-    """Of images another one each, so that prompts with others begin otherwise."""
-    return SEEN_TOKENS + crc32(word.encode()) % SEEN_TOKENS if _is_seen(word) else 1 + len(word)
+def _tokens(request: Generate, text: str) -> tuple[int, ...]:
+    return tuple(request.tokens or ()) or tuple(1 + len(word) for word in text.split())
 
 
 def _echo_text(request: Generate) -> str:
     return "".join(map(_word, request.tokens)) if request.echo and request.tokens else ""
 
 
-def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str | None]:
-    """The texts in order; None: there is an image or a video."""
+def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    texts: list[str] = []
     for message in messages:
         content = message.get("content") or ""
-        if isinstance(content, str):
-            yield content
-        else:
-            yield from (part["text"] if part["type"] == "text" else None for part in content)
+        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        texts += map(str, parts)
+    return texts
 
 
 def _word(token: int) -> str:
