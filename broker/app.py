@@ -76,7 +76,8 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
 
     # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
     routes = _routes(gateway, link, foreman)
-    app: ASGIApp = Intake(routes, BodyBudget(gateway.settings.body_budget_bytes), no_room)
+    budget = BodyBudget(gateway.settings.body_budget_bytes)
+    app: ASGIApp = Intake(routes, budget, gateway.media, no_room)
     app = Guard(Quota(app, gateway.shares), gateway.keyring)
     if gateway.settings.cors_origins:
         # Outside of the guard: a browser asks whether it may ask, and that without a key.

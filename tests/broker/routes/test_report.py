@@ -51,6 +51,7 @@ def test_a_gateway_alone_tells_of_itself() -> None:
             "uptime_s": 12.346,
             "in_flight": 0,
             "between_workers": 0,
+            "media_bytes": 0,
             "stopping": False,
             "failover": {},
             "dropped": {},
