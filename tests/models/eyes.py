@@ -118,7 +118,7 @@ EYES: dict[str, Eyes] = {
         {
             "processor_config.json": {
                 "feature_extractor": {"feature_size": 16},
-                "image_processor": {"max_soft_tokens": 16, "patch_size": 16, "pooling_kernel_size": 2}
+                "image_processor": {"max_soft_tokens": 16, "patch_size": 16, "pooling_kernel_size": 2},
             }
         },
         ("<|image>", "<image|>", "<|image|>", "<|audio|>"),

@@ -66,7 +66,7 @@ def gemma3(ids: Ids) -> Config:
 
 
 def gemma4(ids: Ids) -> Config:
-    """Gemma 4: inputs of each layer beside its embeddings, layers that share keys, and images of any shape."""
+    """Gemma 4: inputs of each layer beside the embeddings, layers that share keys, images of any shape."""
     text = _text("gemma4_text", ids) | {
         "global_head_dim": 16,
         "head_dim": 16,
