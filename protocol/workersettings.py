@@ -76,6 +76,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     prefix_cache_dir: Annotated[
         Path | None, Meta(description="their folder; none: `prefixes` in the user's cache folder")
     ] = None
+    image_cache: Annotated[
+        Size | None,
+        Meta(description="memory for encoded images, of that for caches; none: an eighth of it"),
+    ] = None
     stall_timeout_s: Annotated[
         Seconds,
         Meta(description="seconds without a step, while rows run, after which the worker ends itself"),

@@ -41,6 +41,7 @@ WORKER_FLAGS = (
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",
+    "image_cache",
     "drain_timeout_s",
     "curve_keys",
     "log_format",

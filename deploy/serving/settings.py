@@ -122,6 +122,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     prefix_cache_dir: Annotated[
         Path | None, Meta(description="their folder (default: in the user's cache folder)")
     ] = None
+    image_cache: Annotated[
+        Size | None,
+        Meta(description="memory for encoded images (default: an eighth of what is left)"),
+    ] = None
     endpoint: Annotated[
         str | None,
         Meta(description="where gateway and worker meet, ipc:// or tcp:// (default: a socket named by port)"),

@@ -13,6 +13,7 @@ import jinja2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
+from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, is_begun
 from protocol.parts import Capabilities
 from worker.models.boundaries import Messages
 
@@ -38,6 +39,8 @@ RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_templa
     "documents"
 }
 """What a client must not set beside its messages; `chat_template` would be a template of its own."""
+_END = "\ue000continued\ue000"
+"""Stands where a message ends that is to be gone on with, and in no message."""
 
 _SYSTEM = {"role": "system", "content": "first-instruction"}
 _USER = {"role": "user", "content": "first-question"}
@@ -174,9 +177,19 @@ def render(
     opens_turn: bool = True,
 ) -> str:
     """The conversation as text, up to where the model's turn begins, or (`opens_turn` False) before its
-    opening. Raises one of `TEMPLATE_ERRORS`."""
-    fixed = {"tools": tools or None, "tokenize": False, "add_generation_prompt": opens_turn}
-    return str(template(list(messages), **fixed, **options))
+    opening. Where the options say that the last message goes on, the turn has begun with it: the text ends
+    where that message does. Raises one of `TEMPLATE_ERRORS`."""
+    told = {name: option for name, option in options.items() if name != PROMPT_ENDS}
+    fixed = {"tools": tools or None, "tokenize": False}
+    ends = options.get(PROMPT_ENDS)
+    if ends == IN_MESSAGE and is_begun(messages):
+        if not opens_turn:
+            return str(template(list(messages[:-1]), add_generation_prompt=False, **fixed, **told))
+        marked = {**messages[-1], "content": f"{messages[-1]['content']}{_END}"}
+        text = str(template([*messages[:-1], marked], add_generation_prompt=False, **fixed, **told))
+        return text[: text.rindex(_END)]
+    opens = opens_turn and ends != BEFORE_TURN
+    return str(template(list(messages), add_generation_prompt=opens, **fixed, **told))
 
 
 def attempt(
