@@ -90,6 +90,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
         "cache_bytes_max": ready.cache_bytes_max if ready else None,
         "tokens_max": ready.tokens_max if ready else 0,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
+        "images": asdict(beat.images) if beat and beat.images else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
 

@@ -75,6 +75,8 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
         return None
     upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
     renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
+    if _USER["content"] not in attempt(renderer, [_USER]):
+        renderer = _with_parts(renderer)
     if not attempt(renderer, _called(_LONG_ID)) and attempt(renderer, _called(_SHORT_ID)):
         renderer = _with_short_ids(renderer)
     canonical, *others = _THOUGHT_KEYS
@@ -82,6 +84,19 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
         return renderer
     key = next((other for other in others if _shows_thoughts(renderer, other)), canonical)
     return renderer if key == canonical else _with_thoughts_under(renderer, key)
+
+
+def _with_parts(renderer: Render) -> Render:
+    """For templates of models that see which read a content's parts, and lose one that is text."""
+
+    def split(content: Any) -> Any:
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+    def render_split(messages: Messages, **options: Any) -> Any:
+        parts = [{**message, "content": split(message.get("content"))} for message in messages]
+        return renderer(parts, **options)
+
+    return render_split if _USER["content"] in attempt(render_split, [_USER]) else renderer
 
 
 def _shows_thoughts(renderer: Render, key: str) -> bool:
