@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,9 @@ _CONTEXT_KEYS = (
 
 ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})
 """Architectures that read texts and write none: mlx-vlm's."""
+
+_MODULE = re.compile(r"[\w-]+")
+"""A module of mlx-lm's folder of models, by its file: `lfm2-vl` is no identifier."""
 
 Kind = Literal["text", "vision"]
 
@@ -70,7 +74,7 @@ def require_known(config: ModelConfig, name: str) -> None:
     from mlx_lm.utils import MODEL_REMAPPING
 
     module = MODEL_REMAPPING.get(config.architecture, config.architecture)
-    if not module.isidentifier() or importlib.util.find_spec(f"mlx_lm.models.{module}") is None:
+    if not _MODULE.fullmatch(module) or importlib.util.find_spec(f"mlx_lm.models.{module}") is None:
         raise ModelError(
             f"{name}: mlx-lm {__version__} does not know the architecture {config.architecture!r}. "
             "A newer mlx-lm may; otherwise choose another model."

@@ -139,7 +139,8 @@ class ModelLoader:
             return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
-        except Exception as error:  # the load's boundary: whatever it is, the model is at fault
+        # A family of upstream's leaves the process where a package is not installed.
+        except (Exception, SystemExit) as error:  # the load's boundary: whatever it is, the model is at fault
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
 
@@ -233,10 +234,14 @@ def ensure_compiler() -> None:
         log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)
 
 
-def explain(error: Exception, config: ModelConfig) -> str:
+def explain(error: BaseException, config: ModelConfig) -> str:
     """Why a load failed, in a sentence for the person who started it."""
+    if isinstance(error, SystemExit):
+        return f"mlx-lm needs a package for the architecture {config.architecture!r} that is not installed."
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0]
+    if "back-end" in first_line:
+        return f"its layers are made for another device than this machine has ({first_line})."
     if "parameters" in text or "shape" in text.lower():
         return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
     if isinstance(error, RuntimeError | OSError):
