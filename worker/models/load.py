@@ -145,10 +145,11 @@ class ModelLoader:
             return None, explain(error, config)
 
     def _generating(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
+        from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
 
         network = load_weights(folder, progress)
-        model = build_text_model(self.name, folder, config, network)
+        model = build_text_model(self.name, folder, config, network, stage_for(folder, network))
         warm_up(model.engine, rows=2)
         return model
 

@@ -10,6 +10,7 @@ from mlx_lm.utils import get_total_parameters
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
+from worker.engine.caches.trial import Stage
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
@@ -25,8 +26,11 @@ from worker.output.text import TextPipeline, Vocabulary
 log = logging.getLogger(__name__)
 
 
-def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.Module) -> Model:
-    """`network`: called as `network(tokens, cache=…)`. Raises `ModelError` without a tokenizer."""
+def build_text_model(
+    name: str, folder: Path, config: ModelConfig, network: nn.Module, stage: Stage | None = None
+) -> Model:
+    """`network`: called as `network(tokens, cache=…)`. `stage`: where to try what its rows can do. Raises
+    `ModelError` without a tokenizer."""
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
     # which we refuse ourselves.
     tame("transformers", logging.ERROR)
@@ -56,7 +60,9 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
             return TextPipeline(vocabulary, prepared.stop)
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
-    engine = BatchEngine(network)
+    engine = BatchEngine(network, stage)
+    for reason in engine.abilities.reasons:
+        log.info("%s: %s", name, reason)
     facts = Facts(
         name=name,
         context_length=config.context_length,
