@@ -156,6 +156,7 @@ _OWN: dict[str, Config] = {
     "gemma3_text": of("gemma3_text", tie_word_embeddings=True),
     "gemma4": nesting("gemma4", _gemma4_text()),
     "gemma4_text": _gemma4_text(),
+    "glm4_moe": of("glm4_moe", rope_scaling=None),
     "glm_moe_dsa": of("glm_moe_dsa", rope_parameters=_ROTATED),
     "hunyuan": of("hunyuan", rope_scaling={"alpha": 2.0, "factor": 1.0, "type": "dynamic"}),
     "kimi_k25": nesting("kimi_k25", of("deepseek_v3")),
@@ -184,6 +185,7 @@ _OWN: dict[str, Config] = {
     "qwen3_5": nesting("qwen3_5", of("qwen3_5_text", num_experts=0, **_DELTA)),
     "qwen3_5_moe": nesting("qwen3_5_moe", of("qwen3_5_moe_text", **_DELTA)),
     "qwen3_vl_moe": nesting("qwen3_vl_moe", of("qwen3_moe")),
+    "solar_open": of("solar_open", rope_scaling=None),
     "spark2_5": of("spark2_5", hidden_act="gelu", rope_parameters=_BY_LAYER),
 }
 

@@ -69,7 +69,6 @@ _PLAIN: Config = {
     "mlp_bias": False,
     "post_norm": False,
     "qk_norm": True,
-    "rope_scaling": None,
     "tie_word_embeddings": False,
     "use_bias": False,
     "use_qk_norm": True,

@@ -53,8 +53,8 @@ class BatchEngine:
     """`contract.Engine` on MLX."""
 
     def __init__(self, model: nn.Module, stage: Stage | None = None) -> None:
-        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images. `stage`:
-        where it is tried what rows of the model can do; None: on the model as it is."""
+        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
+        `stage`: where it is tried what rows of the model can do; None: on the model as it is."""
         self._model = model
         self._sight = Sight(model)
         self.abilities = find_abilities(stage or Stage(model))
