@@ -28,10 +28,10 @@ _MARK = "<!-- make zoo -->\n"
 
 
 class Prover:
-    """A process that is given names and answers outcomes. One that dies is another's turn to be started."""
+    """A process that is given names and answers outcomes; after one that dies, another."""
 
-    def __init__(self, seeds: int) -> None:
-        self._command = [sys.executable, "-m", "tests.worker.families", "--seeds", str(seeds)]
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
         self._environ = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
         self._process: subprocess.Popen[str] | None = None
 
@@ -46,23 +46,24 @@ class Prover:
             if line.startswith("{"):  # upstream prints, too
                 self._process = process
                 return Outcome(**json.loads(line))
+        process.communicate()
         self._process = None
-        return Outcome(family, "wrong", why=f"its process died with status {process.wait()}")
+        return Outcome(family, "wrong", why=f"its process died with status {process.returncode}")
 
     def close(self) -> None:
         if self._process is not None:
             self._process.communicate()
 
 
-def prove_all(families: Iterable[str], seeds: int, lanes: int) -> list[Outcome]:
-    """In order of their names."""
+def prove_all(families: Iterable[str], command: Sequence[str], lanes: int) -> list[Outcome]:
+    """In order of their names. `command`: of each lane's process."""
     waiting: SimpleQueue[str] = SimpleQueue()
     for family in families:
         waiting.put(family)
     outcomes: list[Outcome] = []
 
     def work() -> None:
-        prover = Prover(seeds)
+        prover = Prover(command)
         try:
             while True:
                 outcome = prover.prove(waiting.get_nowait())
@@ -117,7 +118,8 @@ def main() -> int:
     )
     asked = parser.parse_args()
     began = time.monotonic()
-    outcomes = prove_all(asked.families or listed(), asked.seeds, asked.lanes)
+    command = [sys.executable, "-m", "tests.worker.families", "--seeds", str(asked.seeds)]
+    outcomes = prove_all(asked.families or listed(), command, asked.lanes)
     if not asked.families:
         before, mark, _ = TABLE.read_text(encoding="utf-8").partition(_MARK)
         TABLE.write_text(before + mark + table(outcomes), encoding="utf-8")
