@@ -42,11 +42,13 @@ def version() -> str:
 # --- GET /v1/status ----------------------------------------------------------------------------------
 
 
-def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, int]) -> dict[str, Any]:
+def status(
+    dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, int], media_bytes: int = 0
+) -> dict[str, Any]:
     """The gateway, every model, and every worker that is connected, with its requests. A model's `waiting`
     are aboard no worker.
 
-    `line_errors`: what went wrong on the line, counted.
+    `line_errors`: what went wrong on the line, counted. `media_bytes`: what images and videos take.
     """
     return {
         "object": "status",
@@ -55,6 +57,7 @@ def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, in
             "uptime_s": round(uptime_s, 3),
             "in_flight": len(dispatcher.flights),
             "between_workers": len(dispatcher.flights.waiting()),
+            "media_bytes": media_bytes,
             "stopping": dispatcher.stopping,
             "failover": dict(dispatcher.failover.counts),
             "dropped": dict(dispatcher.dropped),
@@ -90,6 +93,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
         "cache_bytes_max": ready.cache_bytes_max if ready else None,
         "tokens_max": ready.tokens_max if ready else 0,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
+        "images": asdict(beat.images) if beat and beat.images else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
 

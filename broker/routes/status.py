@@ -16,7 +16,8 @@ async def show_status(request: Request) -> Response:
     """All of it, as of the last heartbeats."""
     gateway = gateway_of(request)
     uptime_s = time.monotonic() - gateway.started_at
-    return JSONResponse(report.status(gateway.dispatcher, uptime_s, gateway.line_errors))
+    told = report.status(gateway.dispatcher, uptime_s, gateway.line_errors, gateway.media.held)
+    return JSONResponse(told)
 
 
 ROUTES = [Route("/v1/status", show_status)]

@@ -83,7 +83,7 @@ SCALES = {
     # Loading it makes every row of the output layer one unit long.
     "baichuan_m1": Scales(embedding=1.0, final_norm=4.0, branch=2.0, query=3.0),
 }
-_UNTIED = Scales(embedding=1.0, final_norm=1.0, branch=2.0, query=3.0)
+UNTIED = Scales(embedding=1.0, final_norm=1.0, branch=2.0, query=3.0)
 _TIED = Scales(embedding=0.1, final_norm=5.0, branch=2.0, query=3.0)
 
 
@@ -112,11 +112,11 @@ def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dic
         # Gemma 3's constructor makes an output layer that loading drops again.
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
     output = _output_of(shapes)
-    scales = SCALES.get(config["model_type"], _UNTIED if output.endswith(_HEADS) else _TIED)
+    scales = SCALES.get(config["model_type"], UNTIED if output.endswith(_HEADS) else _TIED)
     with mx.stream(mx.cpu):
         keys = mx.random.split(mx.random.key(seed), len(shapes))
         weights = {
-            name: _draw(name, shapes[name], key, scales)
+            name: draw(name, shapes[name], key, scales)
             for name, key in zip(sorted(shapes), keys, strict=True)
         }
         for record in config.get("modules", ()):
@@ -168,7 +168,7 @@ def _output_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return next(name for ends in (_HEADS, embeddings) for name in large if name.endswith(ends))
 
 
-def _draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
+def draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
     """Draw one parameter around a mean; `spread` is half the width of the uniform distribution."""
     mean, spread = _distribution(name.split("."), shape, scales)
     return mean + spread * (2.0 * mx.random.uniform(shape=shape, key=key) - 1.0)

@@ -15,7 +15,8 @@ from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, ModelError
 from worker.models import load
 from worker.models.config import read_config, require_known
-from worker.models.load import ModelLoader, explain
+from worker.models.explain import explain
+from worker.models.load import ModelLoader
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ THRESHOLD_TOKENS_MAX = 128
 """How far a threshold may be to be tried: prompts twice as long are run."""
 _FOLLOWING = (2, 7)
 """Fed to each row after its prompt."""
-REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What upstream's models and caches raise when they are asked for too much."""
 
 _DIFFERENCE_MAX = 0.1
@@ -67,7 +67,7 @@ def find_abilities(stage: Stage) -> Abilities:
     def can(ability: str, attempt: Callable[[], None]) -> bool:
         try:
             attempt()
-        except REFUSALS as error:
+        except _REFUSALS as error:
             reasons.append(f"{ability}: {' '.join(str(error).split()) or type(error).__name__}")
             return False
         return True
