@@ -27,6 +27,7 @@ from broker.routes import (
     errors,
     health,
     messages,
+    metrics,
     models,
     openapi,
     rerank,
@@ -48,6 +49,9 @@ EXPOSED_HEADERS = (
 )
 """What scripts from another origin may read of an answer."""
 
+KEYLESS = frozenset({metrics.PATH})
+"""What needs no key where the settings say so."""
+
 ROUTES = (
     *chat.ROUTES,
     *completions.ROUTES,
@@ -58,6 +62,7 @@ ROUTES = (
     *rerank.ROUTES,
     *models.ROUTES,
     *status.ROUTES,
+    *metrics.ROUTES,
     *cache.ROUTES,
     *health.ROUTES,
     *openapi.ROUTES,
@@ -75,7 +80,7 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
     # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
     routes = _routes(gateway, link, foreman)
     app: ASGIApp = Intake(routes, BodyBudget(gateway.settings.body_budget_bytes), no_room)
-    app = Guard(app, gateway.keyring)
+    app = Guard(app, gateway.keyring, KEYLESS if gateway.settings.keyless_metrics else frozenset())
     if gateway.settings.cors_origins:
         # Outside of the guard: a browser asks whether it may ask, and that without a key.
         app = CORSMiddleware(
@@ -85,7 +90,7 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestIds(Timing(app))
+    return RequestIds(Timing(app, gateway.tally))
 
 
 def _routes(gateway: Gateway, link: Link, foreman: Foreman | None) -> Starlette:

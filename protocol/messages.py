@@ -26,6 +26,7 @@ from protocol.parts import (
     Pid,
     PrefixStatus,
     PromptToken,
+    Resources,
     Reuse,
     RowStatus,
     Sampling,
@@ -203,7 +204,7 @@ class Ready(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
     and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused."""
+    eldest first; `prefix` is None where nothing is reused. `resources`: None: it does not say."""
 
     running: Count
     waiting: Count
@@ -211,6 +212,7 @@ class Heartbeat(Message, frozen=True):
     cache_bytes: Count = 0
     rows: list[RowStatus] = []
     prefix: PrefixStatus | None = None
+    resources: Resources | None = None
 
 
 class Accepted(Message, frozen=True):

@@ -37,7 +37,7 @@ def main() -> int:
         task=configured.task,
     )
     try:
-        service = Service(loader, configured)
+        service = Service(loader, configured, loader.device_memory)
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()

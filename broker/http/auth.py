@@ -148,12 +148,14 @@ class Guard:
     state, as `key`.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, keyless: frozenset[str] = frozenset()) -> None:
+        """`keyless`: paths that need none, besides `OPEN_PATHS`."""
         self._app = app
         self._keyring = keyring
+        self._open = OPEN_PATHS | keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keyring.required and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._keyring.required and scope["path"] not in self._open:
             try:
                 scope.setdefault("state", {})["key"] = self._admit(scope)
             except RequestError as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import Code, RequestError
-from protocol.parts import RowStatus, Timings, Usage
+from protocol.parts import Resources, RowStatus, Timings, Usage
 from worker.contract import EncodingModel
 from worker.schedule.commands import Clear, Command, Drop, Encode, Stop
 from worker.schedule.counters import TOLD_EVERY_S, Counters
@@ -44,6 +44,7 @@ class EncodingLoop:
     publisher: Publisher
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    device_memory: Callable[[], Resources] = Resources
     _queue: TextQueue = field(default_factory=TextQueue)
     _failures: Failures = field(default_factory=Failures)
     _told_at: float = -math.inf
@@ -165,6 +166,7 @@ class EncodingLoop:
         if not len(self._queue) or now - self._told_at >= TOLD_EVERY_S:
             self._told_at = now
             self.counters.rows = [_status(request, now) for request in self._queue]
+            self.counters.device = self.device_memory()
 
 
 def _requests(batch: Batch) -> Iterable[Request]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import Code, RequestError
-from protocol.parts import Delta, Reuse
+from protocol.parts import Delta, Resources, Reuse
 from worker.contract import Likelihood, Model, Prepared, Step, Targets
 from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
@@ -47,6 +47,7 @@ class Loop:
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    device_memory: Callable[[], Resources] = Resources
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told_at: float = -math.inf
@@ -349,6 +350,7 @@ class Loop:
                 self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
             ]
             self.counters.prefix = self.store.status() if self.store else None
+            self.counters.device = self.device_memory()
 
 
 def _engine_error(error: Exception) -> RequestError:

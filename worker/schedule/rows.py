@@ -34,7 +34,8 @@ class Row:
     `roof`: the length for which it has reserved `bytes`. `kept`: up to where its prefix is stored; `cuts`:
     positions, in order, at which it is to be stored, whatever else. `held`: what it begins with is on its way
     from the disk. `reuse`: what was restored of it when it was first run. `scored`: so many of its prompt's
-    tokens have the likelihoods that are asked of them, or are asked none.
+    tokens have the likelihoods that are asked of them, or are asked none. `preemptions`: it gave
+    way so often.
     """
 
     request: Prepared
@@ -53,6 +54,7 @@ class Row:
     held: bool = False
     reuse: Reuse | None = None
     scored: int = 0
+    preemptions: int = 0
 
     @property
     def is_scored(self) -> bool:
