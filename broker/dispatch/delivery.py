@@ -17,6 +17,7 @@ from broker.dispatch.fleet import Worker
 from broker.dispatch.flight import Flight, Gain
 from broker.dispatch.flights import Flights
 from broker.dispatch.traffic import Traffic
+from protocol.about import about
 from protocol.messages import (
     Accepted,
     Cancel,
@@ -156,7 +157,7 @@ class Delivery:
                 self._dropped["beyond"] += 1
                 self._failover.take_back(flight, f"it got more than {flight.tokens_max} tokens")
             case _:
-                log.warning("%s: its client does not read", flight.id)
+                log.warning("%s: its client does not read", flight.id, extra=about(flight.id))
                 self._failover.cancel(flight)
 
     def reconcile(self, worker: Worker, beat: Heartbeat) -> None:

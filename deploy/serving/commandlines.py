@@ -32,6 +32,8 @@ GATEWAY_FLAGS = (
     "failover_timeout_s",
     "load_timeout_s",
     "unload_after_s",
+    "keyless_metrics",
+    "log_prompts",
     "log_format",
     "log_level",
 )

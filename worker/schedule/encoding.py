@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.parts import Resources, RowStatus, Timings, Usage
 from worker.contract import EncodingModel
@@ -87,7 +88,7 @@ class EncodingLoop:
     def _submit(self, prepared: PreparedTexts) -> None:
         if self._queue.get(prepared.id) is not None:
             # Its one flight at the gateway hears from the one that is here.
-            log.warning("%s: is here already", prepared.id)
+            log.warning("%s: is here already", prepared.id, extra=about(prepared.id))
             return
         request = self._queue.add(prepared, self.clock())
         if not request.left:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Resources, Reuse
 from worker.contract import Likelihood, Model, Prepared, Step, Targets
@@ -112,7 +113,7 @@ class Loop:
     def _submit(self, request: Prepared) -> None:
         if self.scheduler.get(request.id) is not None:
             # Its one flight at the gateway hears from the row that is here.
-            log.warning("%s: is here already", request.id)
+            log.warning("%s: is here already", request.id, extra=about(request.id))
             return
         now = self.clock()
         self.admission.arrived(now)
@@ -124,7 +125,7 @@ class Loop:
         except RequestError as error:
             self.publisher.failed(request.id, error)
         except Exception as error:  # the request boundary: its fault, its failure
-            log.exception("%s: no output pipeline", request.id)
+            log.exception("%s: no output pipeline", request.id, extra=about(request.id))
             self._fail_row(request.id, _engine_error(error))
         else:
             if ended is not None:
@@ -157,7 +158,7 @@ class Loop:
             self.store.fit(self.scheduler.spare(self.counters.cache_bytes))
         self._count_rows()  # who is stuck in a prefill is known to be running
         for row in plan.preempted:
-            log.info("%s: preempted at %d tokens", row.id, row.length)
+            log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
             self.model.engine.drop(row.id)
         for group in plan.groups:
             self._prefill(group)
@@ -177,7 +178,7 @@ class Loop:
         # A step without tokens has only set out to compute some.
         self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
         for id, failure in step.failed.items():
-            log.error("%s: grammar failed", id, exc_info=failure)
+            log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, _engine_error(failure))
         if step.tokens:
             self._failures.clear()
@@ -196,7 +197,7 @@ class Loop:
                 answer.first_token_at = answer.first_token_at or now
                 delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
             except Exception as error:  # the request boundary
-                log.exception("%s: output failed", id)
+                log.exception("%s: output failed", id, extra=about(id))
                 self._fail_row(id, _engine_error(error))
                 continue
             deltas.append(delta)
@@ -250,7 +251,7 @@ class Loop:
             try:
                 parts = list(scoring.parts_of(self._answers[other.id], known))
             except Exception as error:  # the request boundary
-                log.exception("%s: output failed", other.id)
+                log.exception("%s: output failed", other.id, extra=about(other.id))
                 self._fail_row(other.id, _engine_error(error))
                 continue
             other.scored += len(known)
@@ -302,7 +303,7 @@ class Loop:
                     engine.fork(chunk.row.id, row.id)
                 engine.start(row.id, row.tokens, len(row.request.tokens), row.request.draw)
             except Exception as error:  # the request boundary
-                log.exception("%s: start failed", row.id)
+                log.exception("%s: start failed", row.id, extra=about(row.id))
                 self._fail_prefill(row, error)
                 continue
             self.scheduler.started(row)

@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 
+SWITCHES = ("insecure_no_keys", "keyless_metrics", "log_prompts")
+
+
 def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
     """What each child is told after `-m package`."""
     _, children = serve.read(argv, environ or {})
@@ -88,10 +91,11 @@ def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
     words = [
         f"--{fields[name].encode_name.replace('_', '-')}={value}"
         for name, value in values.items()
-        if name != "insecure_no_keys"
+        if name not in SWITCHES
     ]
-    given, _ = serve.read([*words, "--insecure-no-keys"], {})
-    told = flags([*words, "--insecure-no-keys"])
+    words += [f"--{name.replace('_', '-')}" for name in SWITCHES]
+    given, _ = serve.read(words, {})
+    told = flags(words)
     gateway = settings.read(GatewaySettings, "gateway", told["gateway"], {}, program="", about="")
     worker = settings.read(WorkerSettings, "worker", told["worker"], {}, program="", about="")
     for names, child in ((GATEWAY_FLAGS, gateway), (WORKER_FLAGS, worker)):
