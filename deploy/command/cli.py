@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from deploy.command import service
+from deploy.command.bench import bench
+from deploy.command.chat import chat
 from deploy.command.keys import keys
 from deploy.command.launch import launch
 from deploy.command.processes import gateway, worker
 from deploy.command.reload import reload
 from deploy.command.serve import serve
+from deploy.command.status import status
 
 DISTRIBUTION = "mlx-roundhouse"
 
@@ -47,6 +50,9 @@ def _app() -> typer.Typer:
     )
     app.callback()(_common)
     app.command(context_settings=OWN_FLAGS)(serve)
+    app.command()(status)
+    app.command()(chat)
+    app.command()(bench)
     app.command()(reload)
     app.command()(launch)
     app.command(context_settings=OWN_FLAGS)(gateway)
