@@ -41,7 +41,7 @@ def chat(
     from deploy.console import http, talk
     from deploy.console.conversation import Conversation, ImageError, read_image
 
-    console, question = Console(), " ".join(words or ())
+    console, question = Console(highlight=False), " ".join(words or ())
     if not sys.stdin.isatty():
         question = "\n\n".join(part for part in (question, sys.stdin.read().strip()) if part)
         if not question:
