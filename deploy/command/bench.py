@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.command.reach import Config, Port
-from protocol import settings
 
 if TYPE_CHECKING:
     from deploy.load.client import Target
@@ -53,12 +51,15 @@ def bench(
     Prompts are new in every round, but for what they are to share, so nothing is found cached. A key is taken
     from ROUNDHOUSE_API_KEYS or OPENAI_API_KEY.
     """
+    import asyncio
+
     from rich.console import Console
 
     from deploy.load import report, sweep
     from deploy.load.client import TargetError
     from deploy.load.drive import Load
     from deploy.load.prompts import Shape
+    from protocol import settings
 
     shape, told = Shape(prompt_tokens, shared_tokens), Console(stderr=True)
     counts = [None] if rate is not None else _numbers(concurrency)

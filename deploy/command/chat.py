@@ -10,9 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.agents import models
 from deploy.command.reach import Config, Port, Url, endpoint
-from protocol import settings
 
 PROGRAM = "roundhouse chat"
 
@@ -38,8 +36,10 @@ def chat(
     """
     from rich.console import Console
 
+    from deploy.agents import models
     from deploy.console import http, talk
     from deploy.console.conversation import Conversation, ImageError, read_image
+    from protocol import settings
 
     console, question = Console(highlight=False), " ".join(words or ())
     if not sys.stdin.isatty():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Annotated
 
 import typer
@@ -19,6 +18,8 @@ from deploy.command.status import status
 
 DISTRIBUTION = "mlx-roundhouse"
 
+# What a command needs it imports itself, once it is called: --help is not to wait for all that others need.
+
 # The three processes read their own flags, with `protocol.settings`, so that flags, variables and the file
 # never drift apart; typer passes every word on, --help included.
 OWN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -28,6 +29,8 @@ PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata
+
         typer.echo(f"roundhouse {importlib.metadata.version(DISTRIBUTION)}")
         raise typer.Exit
 

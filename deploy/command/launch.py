@@ -10,10 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from deploy.agents import models, setups
+from deploy.agents import setups
 from deploy.agents.setups import Agent, Setup
 from deploy.command.reach import Config, Port, Url, endpoint
-from protocol import settings
 
 PROGRAM = "roundhouse launch"
 
@@ -38,6 +37,9 @@ def launch(
     It is told by its environment and its command line where they are; no file is written, and what is set in
     the agent's own files holds, but for endpoint and model.
     """
+    from deploy.agents import models
+    from protocol import settings
+
     if agent is None and not show:
         raise typer.BadParameter(f"say which agent ({', '.join(Agent)}), or --print for any other client")
     try:
@@ -54,6 +56,8 @@ def launch(
 
 def _become(agent: Agent, setup: Setup, args: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """The agent takes our place: terminal, signals and exit status are its own."""
+    from protocol import settings
+
     program = shutil.which(agent)
     if program is None:
         settings.exit_with(PROGRAM, f"{agent} is not installed: npm install -g {agent.package}")

@@ -7,15 +7,15 @@ import os
 
 import typer
 
-from deploy.serving import serve as serving
-from deploy.serving.settings import PROGRAM
-from deploy.supervisor import control
-from deploy.supervisor.supervisor import Supervisor
-from protocol import logs, settings, sockets
-
 
 def serve(context: typer.Context) -> None:
     """Run the gateway and a worker for each model, supervised, in the foreground."""
+    from deploy.serving import serve as serving
+    from deploy.serving.settings import PROGRAM
+    from deploy.supervisor import control
+    from deploy.supervisor.supervisor import Supervisor
+    from protocol import logs, settings, sockets
+
     try:
         given, children = serving.read(context.args, os.environ)
         path = control.path_for(serving.port(context.args, os.environ))

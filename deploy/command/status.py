@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from deploy.command.reach import Config, Port, Url, endpoint
-from protocol import settings
 
 PROGRAM = "roundhouse status"
 
@@ -28,6 +27,7 @@ def status(
     from rich.console import Console
 
     from deploy.console import http, watch
+    from protocol import settings
 
     console = Console()
     try:

@@ -59,7 +59,12 @@ def command(
 
 
 def test_a_worker_tells_its_memory_and_its_age(system: System) -> None:
-    worker = next(worker for worker in status(system)["workers"] if worker["model"] == POCKET)
+    def told() -> dict[str, Any] | None:
+        """Once a beat has come that was made after the model was loaded."""
+        [worker] = [worker for worker in status(system)["workers"] if worker["model"] == POCKET]
+        return dict(worker) if worker["memory"]["device_bytes"] else None
+
+    worker = eventually(told, within_s=WAIT_S)
     assert worker["memory"]["resident_bytes"] > 50 * 2**20
     assert 2**20 < worker["memory"]["device_bytes"] <= worker["memory"]["device_peak_bytes"]
     assert worker["uptime_s"] > 0
