@@ -9,8 +9,10 @@ import typer
 from deploy.command import service
 from deploy.command.bench import bench
 from deploy.command.chat import chat
+from deploy.command.doctor import doctor
 from deploy.command.keys import keys
 from deploy.command.launch import launch
+from deploy.command.models import ls, pull, rm
 from deploy.command.processes import gateway, worker
 from deploy.command.reload import reload
 from deploy.command.serve import serve
@@ -56,7 +58,8 @@ def _app() -> typer.Typer:
     app.command()(status)
     app.command()(chat)
     app.command()(bench)
-    app.command()(reload)
+    for command in (pull, ls, rm, doctor, reload):
+        app.command()(command)
     app.command()(launch)
     app.command(context_settings=OWN_FLAGS)(gateway)
     app.command(context_settings=OWN_FLAGS)(worker)
