@@ -21,6 +21,7 @@ from broker.http.auth import Keyring, KeysError
 from broker.http.limits import Shares
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.server import Server, server_config
+from broker.line.caffeine import Caffeine, program
 from broker.line.foreman import Foreman
 from broker.line.link import Link
 from broker.routes.gateway import Gateway
@@ -65,7 +66,17 @@ def build(configured: GatewaySettings, keyring: Keyring) -> tuple[Gateway, ASGIA
         shares=Shares(configured.max_per_key),
         responses=Store(configured.responses_max, configured.responses_bytes_max),
     )
-    return gateway, create_app(gateway, link, foreman)
+    return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+
+
+def _caffeine(wanted: bool | None, platform: str = sys.platform) -> Caffeine | None:
+    """None: the machine sleeps when it likes to."""
+    if not (platform == "darwin" if wanted is None else wanted):
+        return None
+    command = program(platform, os.getpid())
+    if command is None:
+        log.warning("the machine cannot be kept awake: no program for it is there")
+    return Caffeine(command) if command else None
 
 
 def main() -> int:

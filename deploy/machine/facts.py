@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -10,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from deploy.machine import hub, memory
 from deploy.machine.memory import Memory
+from deploy.serving import ports
 from protocol import sockets
 
 MLX_S_MAX = 60.0
@@ -87,13 +86,7 @@ def who_listens(host: str, port: int) -> str:
             pass
     except OSError:
         return ""
-    try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{host}:{port}/health", timeout=HEALTH_S_MAX) as answer:
-            told = answer.headers.get("openai-processing-ms") is not None
-            return "roundhouse" if told and json.load(answer) == {"status": "ok"} else "another program"
-    except (OSError, ValueError):
-        return "another program"
+    return "roundhouse" if ports.is_ours(host, port) else "another program"
 
 
 def _try_mlx() -> tuple[str, str]:

@@ -32,6 +32,7 @@ GATEWAY_FLAGS = (
     "failover_timeout_s",
     "load_timeout_s",
     "unload_after_s",
+    "keep_awake",
     "keyless_metrics",
     "log_prompts",
     "log_format",

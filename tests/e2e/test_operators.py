@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system import System, chat_body, eventually, running_system, sse_documents
+from tests.ports import free_port
+from tests.system import NO_TLS, Process, System, chat_body, eventually, running_system, sse_documents
 
 WAIT_S = 60.0
 SECRET = "Brynhild-of-the-secret-prompt"
@@ -328,3 +330,36 @@ def test_a_refusal_of_the_endpoint_is_a_sentence(system: System) -> None:
     told = command("chat", "--url", system.url, "--model", FAKE, "!bad=1")
     assert told.returncode == 78
     assert told.stderr.startswith("roundhouse chat: The request could not be prepared")
+
+
+# --- serve -------------------------------------------------------------------------------------------
+
+
+def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(tmp_path: Path) -> None:
+    port = free_port()
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    serve = Process("serve", ["deploy", "serve", "--port", str(port)], tmp_path, env)
+    try:
+        eventually(lambda: "serving; try: curl" in serve.log(), within_s=WAIT_S, what=serve.log())
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:
+            [worker] = http.get("/v1/status").json()["workers"]
+            os.kill(worker["pid"], signal.SIGKILL)
+
+            def restarted() -> dict[str, Any] | None:
+                told = http.get("/v1/status").json()
+                back = [each for each in told["workers"] if each["incarnation"] != worker["incarnation"]]
+                return dict(told["models"][0]) if back else None
+
+            model = eventually(restarted, within_s=WAIT_S)
+        assert model["restarts"] == 1
+        assert "was ended by SIGKILL" in model["last_end"]
+    finally:
+        serve.stop()
+
+
+def test_a_port_that_is_taken_is_said_with_one_that_is_free(system: System, tmp_path: Path) -> None:
+    told = command("serve", "--port", str(system.port), env={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert told.returncode == 78
+    [line] = told.stderr.splitlines()
+    assert "a Roundhouse serves there already" in line
+    assert "which is free" in line
