@@ -18,6 +18,7 @@ from broker.http.auth import Guard
 from broker.http.ids import RequestIds
 from broker.http.intake import Intake
 from broker.http.limits import BodyBudget
+from broker.http.quota import LIMITS, REMAINING, Quota
 from broker.http.timing import Timing
 from broker.line.caffeine import Caffeine
 from broker.line.foreman import Foreman
@@ -49,6 +50,7 @@ EXPOSED_HEADERS = (
     "x-should-retry",
     "openai-processing-ms",
     cache_header.HEADER.decode(),
+    *(name.decode() for name in (*LIMITS, *REMAINING)),
 )
 """What scripts from another origin may read of an answer."""
 
@@ -85,8 +87,10 @@ def create_app(
 
     # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
     routes = _routes(gateway, link, foreman, caffeine)
-    app: ASGIApp = Intake(routes, BodyBudget(gateway.settings.body_budget_bytes), no_room)
-    app = Guard(app, gateway.keyring, KEYLESS if gateway.settings.keyless_metrics else frozenset())
+    budget = BodyBudget(gateway.settings.body_budget_bytes)
+    app: ASGIApp = Intake(routes, budget, gateway.media, no_room)
+    keyless = KEYLESS if gateway.settings.keyless_metrics else frozenset()
+    app = Guard(Quota(app, gateway.shares), gateway.keyring, keyless)
     if gateway.settings.cors_origins:
         # Outside of the guard: a browser asks whether it may ask, and that without a key.
         app = CORSMiddleware(

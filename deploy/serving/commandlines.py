@@ -29,6 +29,9 @@ GATEWAY_FLAGS = (
     "queue_timeout_s",
     "max_connections",
     "responses_max",
+    "allow_media_hosts",
+    "image_pixels_max",
+    "video_frames_max",
     "failover_timeout_s",
     "load_timeout_s",
     "unload_after_s",
@@ -40,9 +43,11 @@ GATEWAY_FLAGS = (
 )
 WORKER_FLAGS = (
     "max_running",
+    "text_only",
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",
+    "image_cache",
     "drain_timeout_s",
     "curve_keys",
     "log_format",
