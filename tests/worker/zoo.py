@@ -111,10 +111,13 @@ class Life:
         engine: Engine,
         jobs: Sequence[Job],
         rng: random.Random,
+        *,
+        whole: bool = False,
         expected: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """`expected`: what each row will say, to make drafts of; None: none are made."""
-        self._engine, self._rng = engine, rng
+        """`whole`: prompts are run in one piece, which no other row's or an earlier one's is a part of.
+        `expected`: what each row will say, to make drafts of; None: none are made."""
+        self._engine, self._rng, self._whole = engine, rng, whole
         self._expected = expected
         self._jobs = {job.name: job for job in jobs}
         self._waiting = list(self._jobs)
@@ -145,7 +148,7 @@ class Life:
 
     def _arrive(self) -> None:
         for name in list(self._waiting):
-            parents = [row for row in self._prefilled if self._may_begin_as(name, row)]
+            parents = [row for row in self._prefilled if not self._whole and self._may_begin_as(name, row)]
             if parents and self._rng.random() < 0.8:
                 parent = self._rng.choice(parents)
                 self._engine.fork(parent, name)
@@ -197,7 +200,7 @@ class Life:
         for name, done in self._prefilled.items():
             left = self._tokens(name)[done:-1]
             if left and self._rng.random() < 0.7:
-                chunks[name] = left[: self._rng.randint(1, 50)]
+                chunks[name] = left if self._whole else left[: self._rng.randint(1, 50)]
         if not chunks:
             return
         self._engine.prefill(chunks)
@@ -296,6 +299,16 @@ def load(architecture: str) -> Model:
     return ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
 
 
+@dataclass(frozen=True)
+class Played:
+    """What came of a scenario. `seen`: which of `DISTURBANCES` came about; `tokens`: how many different
+    ones upstream's liveliest answer has."""
+
+    differences: list[Difference]
+    seen: set[str]
+    tokens: int
+
+
 def differences(
     model: Model,
     architecture: str,
@@ -306,9 +319,30 @@ def differences(
     is_whole: bool = False,
     drafted: bool = False,
 ) -> list[Difference]:
+    """Play one scenario. `is_whole`: all that can happen to a row is expected to happen in it."""
+    played = play(model, architecture, seed, oracle, rows, drafted=drafted)
+    assert not is_whole or played.seen == possible(model), f"seed {seed} is of a calm life"
+    return played.differences
+
+
+def possible(model: Model) -> set[str]:
+    """What can happen to the rows of a model."""
+    return DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
+
+
+def play(
+    model: Model,
+    architecture: str,
+    seed: int,
+    oracle: Oracle,
+    rows: int = ROWS,
+    *,
+    whole: bool = False,
+    drafted: bool = False,
+) -> Played:
     """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone.
 
-    `is_whole`: all that can happen to a row is expected to happen in it. `drafted`: with drafts.
+    `whole`: with prompts in one piece, and none preempted. `drafted`: with drafts.
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
@@ -316,21 +350,20 @@ def differences(
     requests = [_question(job) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
     expected = _alone(model, jobs, rng) if drafted else None
-    life = Life(model.engine, jobs, rng, expected)
+    life = Life(model.engine, jobs, rng, whole=whole, expected=expected)
     try:
-        said = life.play()
+        said = life.play(calm=whole)
     finally:
         answers = oracle.hear()  # or the next one to ask would be given them
-    possible = DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
-    assert not is_whole or life.seen == possible, f"seed {seed} is of a calm life"
     for job in jobs:
         if isinstance(job.draw.grammar, RuleGrammar):
             job.draw.grammar.check(said[job.name])
     alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
     for job in jobs:
         if job.name not in alone:
-            alone |= Life(model.engine, [job], rng).play(calm=True)
-    return [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
+            alone |= Life(model.engine, [job], rng, whole=whole).play(calm=True)
+    found = [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
+    return Played(found, life.seen, max(len(set(answer["tokens"])) for answer in answers))
 
 
 def _alone(model: Model, jobs: Sequence[Job], rng: random.Random) -> dict[str, Sequence[int]]:

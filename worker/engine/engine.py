@@ -29,12 +29,7 @@ from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.prefill import prefill_together
-from worker.engine.caches.trial import (
-    can_decode_together,
-    can_prefill_together,
-    can_run_ahead,
-    restorable_shape,
-)
+from worker.engine.caches.trial import Stage, find_abilities
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
@@ -58,14 +53,14 @@ class _Unread:
 class BatchEngine:
     """`contract.Engine` on MLX."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images."""
+    def __init__(self, model: nn.Module, stage: Stage | None = None) -> None:
+        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
+        `stage`: where it is tried what rows of the model can do; None: on the model as it is."""
         self._model = model
         self._sight = Sight(model)
-        self.is_batchable = can_decode_together(model)
-        self._can_pad = self.is_batchable and can_prefill_together(model)
-        self._can_run_ahead = self._can_pad and can_run_ahead(model)
-        self.shape = restorable_shape(model)
+        self.abilities = find_abilities(stage or Stage(model))
+        self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
+        self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._members: dict[str, Member] = {}
@@ -177,7 +172,7 @@ class BatchEngine:
         """See `contract.Engine`. Waits for what the last step set out to compute."""
         unread, self._unread = self._unread, []
         self._reseat()
-        drafts = drafts if self._can_run_ahead else NO_DRAFTS
+        drafts = drafts if self.abilities.ahead else NO_DRAFTS
         turning = [group for group in self._groups if any(m.name in drafts for m in group.members)]
         self._groups = [group for group in self._groups if group not in turning]
         questions = [question for group in self._groups for question in group.dispatch(self._model)]
