@@ -75,6 +75,7 @@ class Generate(Message, frozen=True):
     `priority` is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared
     between requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be
     forgotten. Each thought of its answer is closed when it has `thinking_budget` tokens; None: none is.
+    With `speculation` what it may say next is drafted, from its `prediction` too, which changes none of it.
 
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
     deltas numbered from 0 again, as if nothing had happened; its usage counts them.
@@ -105,6 +106,8 @@ class Generate(Message, frozen=True):
     cache_pin: bool = False
     resume: list[Token] = []
     thinking_budget: Count | None = None
+    speculation: bool = True
+    prediction: str = ""
     tokens: list[Token] | None = None
     suffix: str = ""
     source: Name = ""

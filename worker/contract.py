@@ -107,7 +107,8 @@ class Prepared:
     `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it. `tools`: what the
     answer may call, each name with the JSON schema of its arguments. `single_call`: it ends with its first.
     `pictures`: its images, in order; in `tokens` their keys stand for theirs, the last token is none of them.
-    `speculation`: what it says next may be drafted, which changes nothing of it.
+    `speculation`: what it says next may be drafted, which changes nothing of it; it is likely to say much of
+    `prediction`.
     """
 
     id: str
@@ -131,6 +132,7 @@ class Prepared:
     single_call: bool = False
     pictures: tuple[Picture, ...] = ()
     speculation: bool = True
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

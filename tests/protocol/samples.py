@@ -113,6 +113,8 @@ FULL: list[Message] = [
         cache_pin=True,
         resume=[0, 70000],
         thinking_budget=1024,
+        speculation=False,
+        prediction="def 駅(): ...",
         tokens=[1, 151643],
         suffix="\n    return 駅",
         source="prompt[1]",
@@ -257,7 +259,14 @@ FULL: list[Message] = [
         incarnation=WORKER,
         id="chatcmpl-1",
         reason="length",
-        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
+        usage=Usage(
+            prompt_tokens=300,
+            completion_tokens=64,
+            cached_tokens=256,
+            reasoning_tokens=48,
+            accepted_tokens=40,
+            rejected_tokens=5,
+        ),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
         stop="</end>",
     ),
@@ -761,6 +770,70 @@ BEFORE_RESOURCES: list[Message] = [
 ]
 """As `FULL` before workers told what they take."""
 
+BEFORE_DRAFTS: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
+        prompt="raw",
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
+        media=[
+            Media(
+                frame=0,
+                frames=2,
+                mime="image/png",
+                sha256="ab" * 32,
+                pixels_max=2**18,
+                param="messages[1].content[0]",
+            )
+        ],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+        thinking_budget=1024,
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
+        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+        stop="</end>",
+    ),
+]
+"""As `FULL` before tokens were drafted."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -776,6 +849,7 @@ KINDS = {
     "before_videos": BEFORE_VIDEOS,
     "before_images": BEFORE_IMAGES,
     "before_resources": BEFORE_RESOURCES,
+    "before_drafts": BEFORE_DRAFTS,
 }
 
 

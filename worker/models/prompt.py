@@ -114,6 +114,8 @@ class TextPreparer:
             echo_text=self._completion.echo_text(request),
             tools={tool.name: tool.schema for tool in offered(conversation)},
             single_call=request.calling is not None and request.calling.single,
+            speculation=request.speculation,
+            prediction=tuple(self._encode(request.prediction, "prediction", special=False)),
             pictures=laid.pictures,
         )
 

@@ -22,6 +22,13 @@ class Answer:
     decode_at: float | None = None
     first_token_at: float | None = None
     sequence: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    def tried(self, right: int, wrong: int) -> None:
+        """So many tokens were drafted for it."""
+        self.accepted += right
+        self.rejected += wrong
 
     def replay(self) -> str | None:
         """Go through what another worker has answered and said; why that was the end, if it was, or if there
@@ -103,6 +110,8 @@ class Answer:
             completion_tokens=len(self.row.answered),
             cached_tokens=self.row.reuse.tokens if self.row.reuse else 0,
             reasoning_tokens=self.pipeline.reasoning_tokens,
+            accepted_tokens=self.accepted,
+            rejected_tokens=self.rejected,
         )
 
     def status(self, now: float) -> RowStatus:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from worker.contract import Step
 from worker.schedule.lookup import Draft, Lookup
@@ -23,6 +24,13 @@ GAIN_MIN = 1.1
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
 SETTLING_STEPS = 16
 """After drafts, so many steps are neither plain nor to be learned from."""
+
+
+class Tried(NamedTuple):
+    """Of the tokens that were drafted for a row."""
+
+    right: int
+    wrong: int
 
 
 @dataclass(slots=True)
@@ -44,8 +52,8 @@ class Drafting:
         self._drafts: dict[str, Draft] = {}
         self._since = SETTLING_STEPS
         self._lap_at: float | None = None
-        self.drafted = self.accepted = 0
-        """Tokens, since the start."""
+        self.accepted = self.rejected = 0
+        """Drafted tokens, since the start."""
 
     def drop(self, id: str) -> None:
         """A row has gone. Unknown ones are no error."""
@@ -73,7 +81,7 @@ class Drafting:
             return Draft()
         source = self._sources.get(row.id)
         if source is None:
-            tokens = (*row.request.tokens, *row.answered)
+            tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
             source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
@@ -97,7 +105,7 @@ class Drafting:
                 best, most = length, speed
         return best
 
-    def learn(self, step: Step, rows: int, now: float) -> None:
+    def learn(self, step: Step, rows: int, now: float) -> Mapping[str, Tried]:
         """What came of the last drafts, in a step of so many rows that ended now."""
         seconds = None if self._lap_at is None else now - self._lap_at
         self._lap_at = now
@@ -105,16 +113,19 @@ class Drafting:
         self._since = 0 if self._drafts else self._since + 1
         if seconds is not None and (self._drafts or self._since > SETTLING_STEPS):
             self._costs.learn(rows, columns, seconds)
+        tried: dict[str, Tried] = {}
         for id, (tokens, matched) in self._drafts.items():
             said = [
                 *([step.tokens[id]] if id in step.tokens else ()),
                 *(drawn.token for drawn in step.further.get(id, ())),
             ]
             right = _agreeing(tokens, said)
-            self.drafted += len(tokens)
-            self.accepted += right
+            tried[id] = Tried(right, len(tokens) - right)
             if id in self._sources:
                 self._sources[id].odds.learn(matched, right, len(tokens))
+        self.accepted += sum(each.right for each in tried.values())
+        self.rejected += sum(each.wrong for each in tried.values())
+        return tried
 
 
 def _expected(odds: float, count: int) -> float:

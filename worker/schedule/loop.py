@@ -193,7 +193,8 @@ class Loop:
         # A step without tokens has only set out to compute some.
         now = self.clock()
         self.scheduler.lap(now, decoded=True if step.tokens else None)
-        self.drafting.learn(step, len(rows), now)
+        for id, tried in self.drafting.learn(step, len(rows), now).items():
+            self._answers[id].tried(*tried)
         for id, failure in step.failed.items():
             log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, _engine_error(failure))
