@@ -125,6 +125,19 @@ def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
     assert any("otherwise than as a whole" in line for line in caplog.messages)
 
 
+def test_where_an_images_parts_see_each_other_upstream_is_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 4's larger ones: upstream runs their prompts with images in one piece."""
+    folder = copied(tmp_path, "gemma4-eyes")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("cannot be run in parts" in line for line in caplog.messages)
+
+
 def test_its_weights_are_in_memory_once() -> None:
     model = loaded("gemma3-eyes")
     network = model.engine._model  # type: ignore[attr-defined]
