@@ -24,6 +24,7 @@ from broker.http.limits import Shares
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.media import MediaMemory
 from broker.http.server import Server, server_config
+from broker.line.caffeine import Caffeine, program
 from broker.line.foreman import Foreman
 from broker.line.link import Link
 from broker.routes.gateway import Fetch, Gateway
@@ -75,7 +76,17 @@ def build(
         media=MediaMemory(configured.media_memory),
         fetch=fetch,
     )
-    return gateway, create_app(gateway, link, foreman)
+    return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+
+
+def _caffeine(wanted: bool | None, platform: str = sys.platform) -> Caffeine | None:
+    """None: the machine sleeps when it likes to."""
+    if not (platform == "darwin" if wanted is None else wanted):
+        return None
+    command = program(platform, os.getpid())
+    if command is None:
+        log.warning("the machine cannot be kept awake: no program for it is there")
+    return Caffeine(command) if command else None
 
 
 def fetcher(configured: GatewaySettings, network: Network | None) -> Fetch | None:

@@ -50,6 +50,14 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="web pages that may ask from a browser, as https://host; * for all")
     ] = ()
+    keep_awake: Annotated[
+        bool | None,
+        Meta(description="keep the machine from falling asleep while requests run; none: if it is a Mac"),
+    ] = None
+    keyless_metrics: Annotated[bool, Meta(description="/metrics needs no API key")] = False
+    log_prompts: Annotated[
+        bool, Meta(description="log what is asked, whole conversations, for all who can read the log")
+    ] = False
     max_waiting: Annotated[
         int, Meta(ge=0, le=65536, description="requests that may wait for a worker; beyond them 503 at once")
     ] = 64

@@ -20,6 +20,7 @@ from broker.dialects.responses.content import VISUALS
 from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
 from protocol.errors import KINDS, Code
 
+JSON = "application/json"
 _OURS = "broker.dialects."
 _ENVELOPES = {"openai": "Error", "anthropic": "AnthropicError"}
 _RETRY_AFTER = {"retry-after": {"description": "In seconds.", "schema": {"type": "integer", "minimum": 1}}}
@@ -103,8 +104,10 @@ def _responses(operation: Operation) -> dict[str, Any]:
 def _answer(operation: Operation) -> dict[str, Any]:
     if operation.told is None:
         return {"description": "Without a body."}
+    if operation.content != JSON:
+        return {"description": "Done.", "content": {operation.content: {}}}
     schema = {"type": "object", "required": list(operation.told)}
-    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    content: dict[str, Any] = {JSON: {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {}
     return {"description": "With `stream`, as events." if operation.streams else "Done.", "content": content}

@@ -53,6 +53,8 @@ class Worker:
     verdict: Verdict | None = None
     judged_at: float = 0.0
     """When it got its verdict."""
+    answered_at: float | None = None
+    """When it last brought requests something."""
 
     @property
     def state(self) -> str:

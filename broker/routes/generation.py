@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -15,18 +13,17 @@ from broker.dialects import answer
 from broker.dialects.normalize import Conversation
 from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.dispatch.flight import Flight
+from broker.http import accounts
 from broker.http.auth import Key
 from broker.http.boarding import Boarding, check_room
+from broker.http.ids import request_id
 from broker.http.respond import FlightResponse, Renderer, read_body
 from broker.routes.gateway import gateway_of
 from broker.routes.media import read_media
-from protocol.messages import Finished, Generate
+from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.parts import Media
 from protocol.tasks import require, task_of
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -80,22 +77,13 @@ def respond(
     gateway = gateway_of(request)
     require(task_of(requests[0]), found.capabilities, found.model)
     key: Key | None = getattr(request.state, "key", None)
+    if gateway.settings.log_prompts:
+        accounts.tell_prompts(requests)
     boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
     return FlightResponse(
         boarding.board(key, found, requests, frames),
         renderer,
         prompts=prompts,
         keepalive_s=gateway.settings.keepalive_s,
-        on_end=partial(_log_flight, f"{key.name}: " if key else ""),
+        on_end=partial(accounts.tell_end, request_id(request.scope), key.name if key else ""),
     )
-
-
-def _log_flight(who: str, flight: Flight, status: int) -> None:
-    end = flight.terminal
-    if isinstance(end, Finished):
-        how = f"{end.reason}, {end.usage.prompt_tokens} + {end.usage.completion_tokens} tokens"
-    elif end is not None:
-        how = f"failed: {end.code}"
-    else:
-        how = f"client left after {flight.progress} tokens"
-    log.info("%s%s %d %s in %.2f s", who, flight.id, status, how, time.monotonic() - flight.opened_at)

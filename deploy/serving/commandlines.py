@@ -35,6 +35,9 @@ GATEWAY_FLAGS = (
     "failover_timeout_s",
     "load_timeout_s",
     "unload_after_s",
+    "keep_awake",
+    "keyless_metrics",
+    "log_prompts",
     "log_format",
     "log_level",
 )

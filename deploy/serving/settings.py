@@ -146,6 +146,14 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         str | None,
         Meta(description="where gateway and worker meet, ipc:// or tcp:// (default: a socket named by port)"),
     ] = None
+    keep_awake: Annotated[
+        bool | None,
+        Meta(description="keep the machine from falling asleep while requests run (default: on a Mac)"),
+    ] = None
+    keyless_metrics: Annotated[bool | None, Meta(description="/metrics needs no API key")] = None
+    log_prompts: Annotated[
+        bool | None, Meta(description="log what is asked, whole conversations, for all who read the log")
+    ] = None
     log_format: Annotated[logs.Format | None, Meta(description="text or json (default: text)")] = None
     log_level: Annotated[
         logs.Level | None, Meta(description="debug, info, warning or error (default: info)")

@@ -33,6 +33,9 @@ MODELS = {"": GENERATOR, "/v1/embeddings": EMBEDDER}
 MODELS |= dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKER)
 """By path; the empty one is any other."""
 
+ENDLESS = "/v1/status/stream"
+"""Has no end to be waited for."""
+
 BODIES = 11
 """Operations with a body: their cases are without number, and those of the others few."""
 
@@ -69,6 +72,7 @@ def ask(
     command = [program, "--config-file", config, "run", document, "--url", system.url, "--seed", str(seed)]
     command += ["--max-examples", str(each), "--checks", ",".join(CHECKS), "--continue-on-failure"]
     command += ["--phases", "coverage,fuzzing" if first else "fuzzing", "--suppress-health-check", "all"]
+    command += ["--exclude-path", ENDLESS]
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),

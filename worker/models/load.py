@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.naming import name_of
+from protocol.parts import Resources
 from protocol.tasks import Task
 from worker.contract import (
     Draw,
@@ -95,6 +96,12 @@ class ModelLoader:
         model = replace(model, facts=facts)
         log.info("%s", describe(model.facts, config, task, weight_bytes, time.monotonic() - began))
         return model
+
+    def device_memory(self) -> Resources:
+        """What the model's arrays take. On the model thread."""
+        from worker.models import memory
+
+        return memory.taken()
 
     def _inspect(self, folder: Path) -> ModelConfig:
         config = read_config(folder, self.name)
