@@ -38,7 +38,7 @@ def main() -> int:
         text_only=configured.text_only,
     )
     try:
-        service = Service(loader, configured)
+        service = Service(loader, configured, loader.device_memory)
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from protocol.messages import Loading, Message, Ready, Request
+from protocol.parts import Resources
 from protocol.tasks import require, task_of
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
@@ -33,7 +34,15 @@ log = logging.getLogger(__name__)
 class ModelThread:
     """What other threads may know of it is in its public attributes; `inbox` is how they tell it anything."""
 
-    def __init__(self, loader: Loader, settings: WorkerSettings, incarnation: str, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        settings: WorkerSettings,
+        incarnation: str,
+        outbox: Outbox,
+        device_memory: Callable[[], Resources] = Resources,
+    ) -> None:
+        """`device_memory`: what the model's arrays take; asked on the thread itself."""
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.counters = Counters()
         self.pool: PreparerPool | None = None
@@ -44,6 +53,7 @@ class ModelThread:
         self._settings = settings
         self._incarnation = incarnation
         self._outbox = outbox
+        self._device_memory = device_memory
         self._loaded = 0, 0
         self._ready: Ready | None = None
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -121,6 +131,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
+            device_memory=self._device_memory,
         )
 
     def _make_encoding_loop(self, model: EncodingModel) -> EncodingLoop:
@@ -134,6 +145,7 @@ class ModelThread:
             inbox=self.inbox,
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             counters=self.counters,
+            device_memory=self._device_memory,
         )
 
     def _open_pool(self, open_preparer: Callable[[], Preparer | TextsPreparer]) -> None:

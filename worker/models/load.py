@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.naming import name_of
+from protocol.parts import Resources
 from protocol.tasks import Task
 from worker.contract import (
     Draw,
@@ -98,6 +99,12 @@ class ModelLoader:
         log.info("%s", describe(model.facts, config, task, weight_bytes, time.monotonic() - began))
         return model
 
+    def device_memory(self) -> Resources:
+        """What the model's arrays take. On the model thread."""
+        from worker.models import memory
+
+        return memory.taken()
+
     def _inspect(self, folder: Path) -> ModelConfig:
         config = read_config(folder, self.name)
         require_known(config, self.name)
@@ -143,7 +150,8 @@ class ModelLoader:
             return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
-        except Exception as error:  # the load's boundary: whatever it is, the model is at fault
+        # A family of upstream's leaves the process where a package is not installed.
+        except (Exception, SystemExit) as error:  # the load's boundary: whatever it is, the model is at fault
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
 
@@ -162,15 +170,18 @@ class ModelLoader:
         return self._reading(folder, config, progress)
 
     def _reading(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
+        from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
 
         network = load_weights(folder, progress)
-        model = build_text_model(self.name, folder, config, network)
+        stage = stage_for(folder, network)
+        model = build_text_model(self.name, folder, config, network, stage=stage)
         warm_up(model.engine, rows=2)
         return model
 
     def _seeing(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
+        from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
         from worker.models.vision import load_network, open_eyes, require_files, try_eyes
 
@@ -180,7 +191,8 @@ class ModelLoader:
             eyes, processor = open_eyes(folder, network)
             evaluate(network, progress)
             try_eyes(eyes, processor, network, folder)
-            model = build_text_model(self.name, folder, config, network, eyes)
+            stage = stage_for(folder, network, load_network)
+            model = build_text_model(self.name, folder, config, network, eyes, stage=stage)
             warm_up(model.engine, rows=2)
             return model, ""
         except Exception as error:  # the load's boundary, as in `_attempt`
