@@ -157,8 +157,8 @@ def test_a_conversation_that_goes_on_has_a_boundary_behind_its_images(name: str)
 def test_what_stands_before_a_question_ends_where_it_does_before_one_of_text() -> None:
     name, image = "qwen3_5-eyes", draw_image(random.Random(1))
     system = {"role": "system", "content": "say what there is to see, and in a few words only " * 2}
-    seen = prepared(name, "a", Question((system, *asking("x of it", None).messages), (image,)))
-    read = prepared(name, "b", Question((system, {"role": "user", "content": "x of it"}), ()))
+    seen = prepared(name, "a", Question((system, *asking("\nx of it", None).messages), (image,)))
+    read = prepared(name, "b", Question((system, {"role": "user", "content": "\nx of it"}), ()))
     assert seen.boundaries[0] == read.boundaries[0] > 16
     assert seen.boundaries[0] < seen.pictures[0].first
 
