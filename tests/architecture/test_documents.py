@@ -28,8 +28,8 @@ MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(m
 # Flags of commands that are no settings of a process.
 OF_COMMANDS = {
     "--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url", "--once",
-    "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens", "--compare",
-    "--rounds", "--rate", "--requests", "--no-keep-awake",
+    "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens",
+    "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
 }  # fmt: skip
 
 
