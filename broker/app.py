@@ -19,6 +19,7 @@ from broker.http.limits import BodyBudget
 from broker.http.timing import Timing
 from broker.line.foreman import Foreman
 from broker.line.link import Link
+from broker.page import page
 from broker.routes import (
     cache,
     chat,
@@ -66,6 +67,7 @@ ROUTES = (
     *cache.ROUTES,
     *health.ROUTES,
     *openapi.ROUTES,
+    *page.ROUTES,
 )
 
 
@@ -80,7 +82,8 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
     # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
     routes = _routes(gateway, link, foreman)
     app: ASGIApp = Intake(routes, BodyBudget(gateway.settings.body_budget_bytes), no_room)
-    app = Guard(app, gateway.keyring, KEYLESS if gateway.settings.keyless_metrics else frozenset())
+    keyless = page.PATHS | (KEYLESS if gateway.settings.keyless_metrics else frozenset())
+    app = Guard(app, gateway.keyring, keyless)
     if gateway.settings.cors_origins:
         # Outside of the guard: a browser asks whether it may ask, and that without a key.
         app = CORSMiddleware(
