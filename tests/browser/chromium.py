@@ -1,7 +1,7 @@
 """A headless Chromium for tests, driven by the DevTools protocol over two pipes: no port, no library.
 
-One thread talks at a time: a call is written, and what comes is read until its answer is there; what else came
-is kept as `events`.
+One thread talks at a time: a call is written, and what comes is read until its answer is there; what else
+came is kept as `events`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ FLAGS = (
 )
 
 
+# The protocol's pipes are descriptors 3 and 4, whatever these were here.
+START = """
+import fcntl, os, sys
+hears, answers = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(hears, 3)
+os.dup2(answers, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
 def find() -> Path | None:
     """The one that ROUNDHOUSE_BROWSER names, that `make browser` has brought, or that is installed."""
     if named := os.environ.get("ROUNDHOUSE_BROWSER"):
@@ -64,11 +75,10 @@ class Browser:
         hears, tells = os.pipe()
         self._answers, answers = os.pipe()
         self._calls = tells
-        # The protocol's pipes are descriptors 3 and 4.
-        shell = ["sh", "-c", f'exec "$@" 3<&{hears} 4>&{answers}', "sh", str(program)]
+        starter = [sys.executable, "-c", START, str(hears), str(answers), str(program)]
         libraries = f"{OWN / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         self._process = subprocess.Popen(
-            [*shell, *FLAGS, f"--user-data-dir={profile}"],
+            [*starter, *FLAGS, f"--user-data-dir={profile}"],
             pass_fds=(hears, answers),
             env=os.environ | ({"LD_LIBRARY_PATH": libraries} if program.parent == OWN else {}),
             stdin=subprocess.DEVNULL,
@@ -110,9 +120,10 @@ class Browser:
         return [json.loads(each) for each in whole]
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+        self.events.clear()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = Page(self, session)
+        page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Log"):
             page.call(f"{domain}.enable")
         page.size(width, height)
@@ -142,12 +153,16 @@ def scheme(*, dark: bool) -> dict[str, str]:
 class Page:
     """One tab."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser = browser
         self._session = session
+        self._target = target
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **parameters)
+
+    def close(self) -> None:
+        self._browser.call("Target.closeTarget", targetId=self._target)
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited; as JSON has it. Raises `Failed`."""
@@ -156,14 +171,13 @@ class Page:
             raise Failed(f"{script[:200]}: {told['exceptionDetails']}")
         return told["result"].get("value")
 
-    def wait(self, script: str, what: str = "", within_s: float = WAIT_S_MAX) -> Any:
-        """The first true value of an expression."""
+    def wait(self, script: str, what: str = "", within_s: float = WAIT_S_MAX) -> None:
+        """Until an expression is true."""
         deadline = time.monotonic() + within_s
-        while not (value := self.run(script)):
+        while not self.run(f"Boolean({script})"):
             if time.monotonic() > deadline:
                 raise Failed(f"not within {within_s} s: {what or script}\n{self.text('body')[:2000]}")
             time.sleep(0.05)
-        return value
 
     def text(self, selector: str) -> str:
         """What can be read there."""

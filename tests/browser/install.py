@@ -1,8 +1,8 @@
 """`python -m tests.browser.install`: a headless Chromium from the npm registry, into `.venv/browser`.
 
-Debian's would bring a desktop with it; this one is a single program with the few libraries that it needs. Where
-it cannot be had, one line says so and nothing fails: what needs a browser is not tested there, and `make test`
-says so.
+Debian's would bring a desktop with it; this one is a single program with the few libraries that it needs.
+Where it cannot be had, one line says so and nothing fails: what needs a browser is not tested there, and
+`make test` says so.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ function submit(event) {
 
 function fresh() {
   going?.abort();
+  going = null; // so that nothing of it is shown any more
   turns = [];
   draw();
   byId("prompt").focus();

@@ -185,12 +185,14 @@ function withPauses(events) {
 }
 
 const TWICE_S = 0.1;
+// "Not yet" is an answer there, and asked for all the time.
+const PROBES = new Set(["/ready", "/health"]);
 
 function errors({ failures, refusals }) {
   const failed = failures.map((end) => ({ ...endLine(end), time: end.time, what: `${end.code} · ${end.model}` }));
   // A request that failed before its answer began is in both.
   const twice = (refusal) => failures.some((end) => end.code === refusal.code && Math.abs(end.time - refusal.time) < TWICE_S);
-  const refused = refusals.filter((refusal) => !twice(refusal)).map((refusal) => ({
+  const refused = refusals.filter((refusal) => !twice(refusal) && !PROBES.has(refusal.path)).map((refusal) => ({
     key: refusal.request_id, time: refusal.time, tone: refusal.status < 500 ? "busy" : "bad",
     clock: clock(refusal.time), what: `${refusal.status} ${refusal.code}`, more: `${refusal.method} ${refusal.path}`,
   }));

@@ -121,7 +121,7 @@ def test_what_a_request_has_been_through_is_noted(call: Call) -> None:
     assert call("view.js", "requestLine", of)["notes"] == notes
 
 
-def test_what_failed_is_told_once(call: Call) -> None:
+def test_what_failed_is_told_once_and_probes_are_not(call: Call) -> None:
     told = seen(
         call,
         failures=[end("engine_error", time=NOW - 10)],
@@ -129,6 +129,7 @@ def test_what_failed_is_told_once(call: Call) -> None:
             refusal(404, "model_not_found", time=NOW),
             refusal(500, "engine_error", time=NOW - 9.95),
             refusal(500, "engine_error", time=NOW - 30),
+            refusal(503, "worker_unavailable", method="GET", path="/ready"),
         ],
     )["errors"]
     words = ["404 model_not_found", "engine_error · org/model", "500 engine_error"]
