@@ -21,6 +21,7 @@ from protocol.parts import (
     Delta,
     Form,
     Id,
+    ImageStatus,
     Media,
     Name,
     Pid,
@@ -204,7 +205,8 @@ class Ready(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
     and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused. `resources`: None: it does not say."""
+    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `resources`
+    where they are not told."""
 
     running: Count
     waiting: Count
@@ -213,6 +215,7 @@ class Heartbeat(Message, frozen=True):
     rows: list[RowStatus] = []
     prefix: PrefixStatus | None = None
     resources: Resources | None = None
+    images: ImageStatus | None = None
 
 
 class Accepted(Message, frozen=True):

@@ -16,6 +16,8 @@ from protocol.messages import Generate, Message, ToGateway, ToWorker
 MESSAGE_BYTES_MAX = 64 * 2**20
 MEDIA_BYTES_MAX = 32 * 2**20
 MEDIA_FRAMES_MAX = 64
+MEDIA_PIXELS_MAX = 2**26
+"""Of an image that is decoded, 192 MiB of colours: checked before it travels."""
 
 Frames = Sequence[bytes]
 M = TypeVar("M")
@@ -53,7 +55,10 @@ def _check_sizes(frames: Frames) -> None:
 
 
 def _check_media(message: object, media: Frames) -> None:
-    expected = [m.frame for m in message.media] if isinstance(message, Generate) else []
+    told = message.media if isinstance(message, Generate) else []
+    expected = [
+        frame for m in told for frame in range(m.frame, m.frame + min(m.frames, MEDIA_FRAMES_MAX + 1))
+    ]
     if expected != list(range(len(media))):
         raise WireError(f"{len(media)} media frames behind a message that refers to {len(expected)}")
 

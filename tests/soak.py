@@ -53,6 +53,7 @@ LANES = (
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),
+    Lane("sights", 50, "tests.worker.sights --first-seed {seed} --seeds {count}"),
     Lane("conversations", 50, "tests.worker.conversations --first-seed {seed} --seeds {count}"),
 )
 

@@ -35,6 +35,7 @@ def main() -> int:
         memory_limit_bytes=configured.memory_limit_bytes,
         memory_budget=configured.memory_budget,
         task=configured.task,
+        text_only=configured.text_only,
     )
     try:
         service = Service(loader, configured, loader.device_memory)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from broker.dialects import functions as legacy
 from broker.dialects.body import check_range, decode
 from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
-from broker.dialects.tools import Offer, Tool, ToolChoice, offer
+from broker.dialects.parts import Detail
+from broker.dialects.tools import FunctionTool, Offer, Tool, ToolChoice, offer
 from protocol.errors import Code, RequestError
 
 THINKING_BUDGET_TOKENS_MAX = 2**31
@@ -22,11 +24,27 @@ class TextPart(Struct, tag_field="type", tag="text"):
 
 class ImageURL(Struct):
     url: str
-    detail: str | None = None
+    detail: Detail | None = None
 
 
 class ImagePart(Struct, tag_field="type", tag="image_url"):
     image_url: ImageURL | str
+
+
+class VideoURL(Struct):
+    url: str
+
+
+class VideoPart(Struct, tag_field="type", tag="video_url"):
+    """As vLLM has it."""
+
+    video_url: VideoURL | str
+
+
+class FramesPart(Struct, tag_field="type", tag="video"):
+    """As Qwen's own clients have it: a file, or its frames as images."""
+
+    video: str | Annotated[list[str], Meta(min_length=1)]
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal"):
@@ -46,9 +64,10 @@ class ToolCall(Struct):
 
 class Message(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
+    content: str | list[TextPart | ImagePart | VideoPart | FramesPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -65,6 +84,10 @@ class Body(FormParameters, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[FunctionTool] | None = None
+    function_call: legacy.FunctionChoice | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -79,8 +102,15 @@ class Body(FormParameters, kw_only=True):
         return next((budget for budget in budgets if budget is not None), None)
 
     @property
+    def has_functions(self) -> bool:
+        """It is from before there were tools."""
+        return self.functions is not None or self.function_call is not None
+
+    @property
     def offer(self) -> Offer:
         """Which tools may be called, and how. Raises `RequestError` naming the parameter at fault."""
+        if self.has_functions:
+            return legacy.offer(self.functions or [], self.function_call)
         return offer(self.tools or [], self.tool_choice, single=self.parallel_tool_calls is False)
 
 
@@ -97,6 +127,9 @@ def read(raw: bytes) -> Body:
     _check_thinking(body)
     _check_logprobs(body)
     _check_tool_messages(body)
+    if body.has_functions and (body.tools or body.tool_choice):
+        message = "'functions' and 'function_call' are what 'tools' and 'tool_choice' replaced: send either."
+        raise RequestError(Code.INVALID_REQUEST, message, param="functions")
     # For what they raise: what they find is small, and found again once there is a worker.
     _ = body.offer, form_of(body)
     return body

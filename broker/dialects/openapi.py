@@ -16,6 +16,7 @@ import msgspec
 from broker.dialects.body import encode
 from broker.dialects.bounds import FIELDS, ITEM, WHERE, WHOLE
 from broker.dialects.operations import OPERATIONS, Operation
+from broker.dialects.responses.content import VISUALS
 from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
 from protocol.errors import KINDS, Code
 
@@ -139,7 +140,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """By name, each with what is checked beside its types."""
     bodies = {operation.body: None for operation in operations if operation.body is not None}
-    _, typed = msgspec.json.schema_components((*bodies, *ITEMS), ref_template=WHERE)
+    _, typed = msgspec.json.schema_components((*bodies, *ITEMS, *VISUALS.values()), ref_template=WHERE)
     # Where among our modules two types of one name stand is all that tells them apart.
     schemas: dict[str, Any] = msgspec.json.decode(encode(typed).replace(_OURS.encode(), b""))
     for kind, fields in FIELDS.items():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from broker.dialects import answer
-from broker.dialects.media import MediaError, read_data_url
-from broker.dialects.normalize import Image
+from broker.dialects.normalize import Conversation
 from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import Vacancy, Worker
 from broker.http import accounts
@@ -20,7 +19,8 @@ from broker.http.boarding import Boarding, check_room
 from broker.http.ids import request_id
 from broker.http.respond import FlightResponse, Renderer, read_body
 from broker.routes.gateway import gateway_of
-from protocol.errors import Code, RequestError
+from broker.routes.media import read_media
+from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.parts import Media
 from protocol.tasks import require, task_of
@@ -37,22 +37,19 @@ async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, by
     return await gateway.aside.work(len(raw), partial(read, raw)), raw
 
 
-def read_images(
-    images: tuple[Image, ...], found: Worker | Vacancy, bytes_max: int
-) -> tuple[list[Media], list[bytes]]:
-    """What is said of each image, and its bytes. Raises `RequestError`, which names the first bad one."""
-    media, frames = [], []
-    for index, image in enumerate(images):
-        if not found.capabilities.images:
-            message = f"{found.model} does not take images."
-            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=image.param)
-        try:
-            read = read_data_url(image.url, bytes_max=bytes_max)
-        except MediaError as error:
-            raise RequestError(Code.INVALID_MEDIA, str(error), param=image.param) from None
-        media.append(Media(frame=index, mime=read.mime, sha256=read.sha256))
-        frames.append(read.data)
-    return media, frames
+async def ask(
+    request: Request,
+    found: Worker | Vacancy,
+    body_bytes: int,
+    converse: Callable[[], Conversation],
+    generate: Callable[[list[dict[str, Any]], list[Media]], Generate],
+) -> tuple[Generate, list[bytes]]:
+    """What a worker is asked, and its media's bytes, by what a dialect makes of a body. Raises
+    `RequestError`."""
+    work = gateway_of(request).aside.work
+    conversation = await work(body_bytes, converse)
+    media, frames = await read_media(request, conversation.attachments, found)
+    return await work(body_bytes, partial(generate, conversation.messages, media)), frames
 
 
 def renderer(

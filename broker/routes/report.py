@@ -46,12 +46,17 @@ def version() -> str:
 
 
 def status(
-    dispatcher: Dispatcher, tally: Tally, line_errors: Mapping[str, int], moment: Moment, started_at: float
+    dispatcher: Dispatcher,
+    tally: Tally,
+    line_errors: Mapping[str, int],
+    moment: Moment,
+    started_at: float,
+    media_bytes: int = 0,
 ) -> dict[str, Any]:
     """The gateway, every model, every worker that is connected, every request, and what happened lately. A
     model's `waiting` are aboard no worker.
 
-    `line_errors`: what went wrong on the line, counted.
+    `line_errors`: what went wrong on the line, counted. `media_bytes`: what images and videos take.
     """
     return {
         "object": "status",
@@ -61,6 +66,7 @@ def status(
             "uptime_s": round(moment.now - started_at, 3),
             "in_flight": len(dispatcher.flights),
             "between_workers": len(dispatcher.flights.waiting()),
+            "media_bytes": media_bytes,
             "stopping": dispatcher.stopping,
             "failover": dict(dispatcher.failover.counts),
             "dropped": dict(dispatcher.dropped),
@@ -114,6 +120,7 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "cache_bytes_max": ready.cache_bytes_max if ready else None,
         "tokens_max": ready.tokens_max if ready else 0,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
+        "images": asdict(beat.images) if beat and beat.images else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
 

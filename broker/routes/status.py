@@ -56,7 +56,14 @@ async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
 def _document(gateway: Gateway, *, since: int | None) -> dict[str, Any]:
     """`since`: as many samples are known already; None: none are wanted."""
     dispatcher, moment = gateway.dispatcher, Moment(time.monotonic(), time.time())
-    told = report.status(dispatcher, gateway.tally, gateway.line_errors, moment, gateway.started_at)
+    told = report.status(
+        dispatcher,
+        gateway.tally,
+        gateway.line_errors,
+        moment,
+        gateway.started_at,
+        gateway.media.held,
+    )
     if since is not None:
         told["history"] = progress.history(dispatcher.history.since(since), moment)
     return told

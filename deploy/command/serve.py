@@ -7,27 +7,34 @@ import os
 
 import typer
 
-from deploy.serving import serve as serving
-from deploy.serving.settings import PROGRAM
-from deploy.supervisor import control
-from deploy.supervisor.supervisor import Supervisor
-from protocol import logs, settings, sockets
-
 
 def serve(context: typer.Context) -> None:
     """Run the gateway and a worker for each model, supervised, in the foreground."""
+    from deploy.serving import clients
+    from deploy.serving import serve as serving
+    from deploy.serving.greeting import Greeting
+    from deploy.serving.ports import PortError, check
+    from deploy.serving.settings import PROGRAM
+    from deploy.supervisor import control
+    from deploy.supervisor.supervisor import Supervisor
+    from protocol import logs, settings, sockets
+
     try:
         given, children = serving.read(context.args, os.environ)
-        path = control.path_for(serving.port(context.args, os.environ))
-    except (settings.SettingsError, sockets.EndpointError, OSError) as error:
+        port = serving.port(context.args, os.environ)
+        path = control.path_for(port)
+        check(clients.host(context.args, os.environ), port, os.environ)
+    except (settings.SettingsError, sockets.EndpointError, PortError, OSError) as error:
         settings.exit_with(PROGRAM, str(error))
     logs.setup("serve", given.log_format or "text", given.log_level or "info")
-    status = Supervisor(
+    supervisor = Supervisor(
         children,
         stop_timeout_s=given.stop_timeout_s,
         limits=given.restart_limits(),
         reloading=given.reloading(path),
         memory_budget=given.memory_budget,
-    ).run()
+    )
+    with Greeting(clients.url(context.args, os.environ), bool(clients.keys(context.args, os.environ))):
+        status = supervisor.run()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
     raise typer.Exit(status)

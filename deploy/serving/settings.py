@@ -14,6 +14,7 @@ from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
 from protocol.settings import public_name
 from protocol.sizes import Size
+from protocol.wire import MEDIA_FRAMES_MAX
 from protocol.workersettings import WorkerSettings
 
 PROGRAM = "roundhouse serve"
@@ -67,6 +68,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")
     ] = None
+    text_only: Annotated[
+        bool | None, Meta(description="of models that see, serve only the part that reads and writes")
+    ] = None
     max_waiting: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="requests that may wait for the worker; beyond them 503 at once"),
@@ -89,6 +93,21 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     responses_max: Annotated[
         Annotated[int, Meta(ge=0, le=2**20)] | None,
         Meta(description="responses kept for previous_response_id, the oldest go (default: 1000; 0: none)"),
+    ] = None
+    allow_media_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts that images are fetched from: host, *.domain, or * for all that are public"
+            " (default: none)"
+        ),
+    ] = ()
+    image_pixels_max: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="pixels that an image is made no larger than (default: as its model likes)"),
+    ] = None
+    video_frames_max: Annotated[
+        Annotated[int, Meta(ge=2, le=MEDIA_FRAMES_MAX)] | None,
+        Meta(description="frames of a video that are looked at, evenly spread (default: 32)"),
     ] = None
     failover_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
@@ -119,9 +138,17 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     prefix_cache_dir: Annotated[
         Path | None, Meta(description="their folder (default: in the user's cache folder)")
     ] = None
+    image_cache: Annotated[
+        Size | None,
+        Meta(description="memory for encoded images (default: an eighth of what is left)"),
+    ] = None
     endpoint: Annotated[
         str | None,
         Meta(description="where gateway and worker meet, ipc:// or tcp:// (default: a socket named by port)"),
+    ] = None
+    keep_awake: Annotated[
+        bool | None,
+        Meta(description="keep the machine from falling asleep while requests run (default: on a Mac)"),
     ] = None
     keyless_metrics: Annotated[bool | None, Meta(description="/metrics needs no API key")] = None
     log_prompts: Annotated[

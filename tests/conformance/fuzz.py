@@ -100,7 +100,7 @@ def run(system: System, program: Path, folder: Path, *, seed: int, cases: int) -
 
 def start(system: System) -> None:
     """The workers, until all of them serve."""
-    system.start_worker("--name", GENERATOR)
+    system.start_worker("--name", GENERATOR, "--images", "--videos")
     for name in (EMBEDDER, RANKER):
         system.start_worker("--model", str(model_folder(name)), module="worker")
     eventually(lambda: _loaded(system) == 3, within_s=START_S_MAX, what="all models are there")

@@ -214,6 +214,7 @@ class Service:
                 rows=counters.rows,
                 prefix=counters.prefix,
                 resources=self._meter.read(counters.device),
+                images=counters.images,
             )
         )
         self._logbook.note(logbook.describe(counters.steps, counters.rows))

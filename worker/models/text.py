@@ -7,15 +7,18 @@ from pathlib import Path
 
 import mlx.nn as nn
 from mlx_lm.utils import get_total_parameters
+from msgspec.structs import replace
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
+from worker.models.eyes import Eyes
 from worker.models.format import CallFormat, Format
 from worker.models.holding import Held
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.seeing import SeeingPreparer
 from worker.models.template import probe
 from worker.output.calls.ids import namer_of
 from worker.output.calls.writer import Calls
@@ -25,8 +28,11 @@ from worker.output.text import TextPipeline, Vocabulary
 log = logging.getLogger(__name__)
 
 
-def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.Module) -> Model:
-    """`network`: called as `network(tokens, cache=…)`. Raises `ModelError` without a tokenizer."""
+def build_text_model(
+    name: str, folder: Path, config: ModelConfig, network: nn.Module, eyes: Eyes | None = None
+) -> Model:
+    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`. Raises
+    `ModelError` without a tokenizer."""
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
     # which we refuse ourselves.
     tame("transformers", logging.ERROR)
@@ -44,7 +50,8 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
         rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
-        return TextPreparer(open_tokenizer(folder, config.end_tokens), rules, held)
+        tokenizer = open_tokenizer(folder, config.end_tokens)
+        return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
         if prepared.opening is not None and prepared.tools:
@@ -57,11 +64,12 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
     engine = BatchEngine(network)
+    seen = eyes.placeholders if eyes else {}
     facts = Facts(
         name=name,
         context_length=config.context_length,
         parameters=get_total_parameters(network),
-        capabilities=probe(tokenizer),
+        capabilities=replace(probe(tokenizer), images="image" in seen, videos="video" in seen),
         batched=engine.is_batchable,
     )
     return Model(facts, engine, open_preparer, open_pipeline)

@@ -52,6 +52,7 @@ class EncodingLoop:
 
     def run(self) -> None:
         """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
+        self._count()  # what the model takes is known before anybody asks it
         while self._take_commands():
             if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self._queue):
                 self._step()

@@ -39,7 +39,13 @@ def offered(body: Body) -> Offer:
 
 
 def generate(
-    body: Body, canonical: Conversation, offer: Offer, media: list[Media], *, id: str, incarnation: str
+    body: Body,
+    offer: Offer,
+    messages: Sequence[dict[str, Any]],
+    media: list[Media],
+    *,
+    id: str,
+    incarnation: str,
 ) -> Generate:
     """The message to the worker. Raises `RequestError` for what cannot be passed on."""
     effort = body.reasoning.effort if body.reasoning else None
@@ -48,7 +54,7 @@ def generate(
         incarnation=incarnation,
         id=id,
         sampling=sampling(body, body.logprobs),
-        messages=pack(canonical.messages),
+        messages=pack(messages),
         tools=pack(offer.shown) if offer.shown else UNSET,
         template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,
@@ -80,7 +86,8 @@ def _form(format: Format | None) -> Form | None:
 def style(body: Body, offer: Offer) -> Style:
     """How the answer is to look."""
     summarized = body.reasoning is not None and body.reasoning.is_summarized
-    return Style(summarized=summarized, sealed=body.is_sealed, namespaces=offer.namespaces)
+    namespaces, customs = offer.namespaces, offer.customs
+    return Style(summarized=summarized, sealed=body.is_sealed, namespaces=namespaces, customs=customs)
 
 
 def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) -> dict[str, Any]:

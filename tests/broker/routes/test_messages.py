@@ -15,8 +15,9 @@ from protocol.parts import Tokenizing
 from tests.broker.asgi import Exchange, run
 from tests.broker.dispatching import accepted, events, failed, finished, reused
 from tests.broker.house import MESSAGES, House
+from tests.images import picture
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(32)
+PNG = picture()
 HI = [{"role": "user", "content": "hello"}]
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 
-SWITCHES = ("insecure_no_keys", "keyless_metrics", "log_prompts")
+SWITCHES = ("insecure_no_keys", "keep_awake", "keyless_metrics", "log_prompts", "text_only")
 
 
 def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
@@ -88,14 +88,14 @@ def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
     shared = dict.fromkeys((*GATEWAY_FLAGS, *WORKER_FLAGS))
     values = {name: a_value_for(name, fields[name].type) for name in shared}
     assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
+    switches = [f"--{name.replace('_', '-')}" for name in SWITCHES]
     words = [
         f"--{fields[name].encode_name.replace('_', '-')}={value}"
         for name, value in values.items()
-        if name not in SWITCHES
+        if f"--{name.replace('_', '-')}" not in switches
     ]
-    words += [f"--{name.replace('_', '-')}" for name in SWITCHES]
-    given, _ = serve.read(words, {})
-    told = flags(words)
+    given, _ = serve.read([*words, *switches], {})
+    told = flags([*words, *switches])
     gateway = settings.read(GatewaySettings, "gateway", told["gateway"], {}, program="", about="")
     worker = settings.read(WorkerSettings, "worker", told["worker"], {}, program="", about="")
     for names, child in ((GATEWAY_FLAGS, gateway), (WORKER_FLAGS, worker)):

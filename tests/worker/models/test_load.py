@@ -78,7 +78,7 @@ def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.INFO):
         model = ModelLoader(str(folder)).load(nothing)
     assert not model.facts.capabilities.images
-    assert any("text half only" in line for line in caplog.messages)
+    assert any("its images are not served, only text" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 import mlx.core as mx
 import pytest
@@ -15,6 +16,7 @@ from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, ModelError
 from worker.models import load
 from worker.models.load import ModelLoader
+from worker.models.source import find_folder
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -171,3 +173,23 @@ def test_names_are_known_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
     assert ModelLoader("org/model-4bit/").name == "model-4bit"
     assert ModelLoader(".").name == tmp_path.name
     assert ModelLoader("mlx-community/Qwen3-0.6B-4bit").name == "mlx-community/Qwen3-0.6B-4bit"
+
+
+def test_a_folder_that_is_misspelt_is_told_of_with_the_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "qwen-small").mkdir()
+    assert "did you mean qwen-small?" in failure(tmp_path / "qwen-smal")
+
+
+def test_an_id_that_the_hub_does_not_know_is_told_of_with_one_that_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models--org--small-4bit").mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        response = httpx.Response(404, request=httpx.Request("GET", "http://hub/api"))
+        raise errors.RepositoryNotFoundError("404", response=response)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelError, match="did you mean org/small-4bit\\?"):
+        find_folder("org/small-4bt", lambda folder: None)
