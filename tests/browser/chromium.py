@@ -222,13 +222,15 @@ class Page:
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def complaints(self) -> list[str]:
-        """Errors so far: of scripts, of what was asked for, of what the content policy has refused."""
+        """Errors so far: of scripts, and what the content policy has refused; not what a server answered."""
         found = []
         for event in self._browser.events:
             if event["method"] == "Runtime.exceptionThrown":
                 found.append(json.dumps(event["params"]["exceptionDetails"])[:500])
-            if event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
-                found.append(event["params"]["entry"]["text"])
+            if event["method"] == "Log.entryAdded":
+                entry = event["params"]["entry"]
+                if entry["level"] == "error" and entry["source"] != "network":
+                    found.append(entry["text"])
         return found
 
 

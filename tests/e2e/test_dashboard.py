@@ -5,7 +5,6 @@ Collected where there is a browser only (`tests/browser/`).
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,8 @@ from tests.system import System, chat_body, running_system
 
 KEY = "sesame"
 WIDTHS = (380, 768, 1440)
-DOT_PNG = base64.b64encode(
-    bytes.fromhex(
-        "89504e470d0a1a0a0000000d4948445200000001000000010806000000 1f15c4890000000d49444154789c6360f8cf500f"
-        "000301010018dd8db00000000049454e44ae426082".replace(" ", "")
-    )
-).decode()
+DOT_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+"""One red pixel."""
 
 
 @pytest.fixture
@@ -48,8 +43,12 @@ def ask(page: Page, text: str) -> None:
 
 
 def wait_answered(page: Page) -> str:
-    """The text of the last answer, when it is whole."""
-    page.wait("document.querySelector('#stop').hidden && document.querySelectorAll('.turn').length > 1")
+    """The text of the last answer, when it has ended."""
+    page.wait(
+        "document.querySelector('#stop').hidden && document.querySelector("
+        "'.turn:last-child[data-role=assistant]:not(.going)') !== null",
+        "an answer has ended",
+    )
     return page.text(".turn:last-child .text").strip()
 
 
@@ -79,7 +78,7 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
     prompt = "!tokens=120 !slow=25"
     expected = answer_of(fake_system, prompt)
     ask(page, prompt)
-    page.wait("document.querySelector('.turn:last-child .text').innerText.length > 40", "it answers")
+    page.wait("document.querySelector('.turn:last-child .text')?.innerText.length > 40", "it answers")
 
     fake_system.workers[0].kill()
     page.wait("document.querySelector('#verdict').innerText.includes('Lost the worker of fake')", "the death")
@@ -87,7 +86,7 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
     assert "connection lost" in page.text("#models .trouble")
     assert "lost: connection lost" in page.text("#events")
     page.wait("document.querySelector('#requests .phase')?.innerText === 'waits for a worker'", "the pause")
-    page.wait("document.querySelector('.turn:last-child .foot').innerText.startsWith('the worker is gone')")
+    page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker is gone')")
     page.wait("document.querySelector('.plot .pause')", "the pause in the charts")
     told = page.text(".turn:last-child .text")
     assert 40 < len(told) < len(expected)
@@ -152,7 +151,7 @@ def test_what_is_said_reads_as_the_api_tells_it(page: Page, fake_system: System)
 
 def test_a_stop_keeps_what_was_said_and_frees_the_worker(page: Page) -> None:
     ask(page, "!tokens=2000 !slow=30")
-    page.wait("document.querySelector('.turn:last-child .text').innerText.length > 20")
+    page.wait("document.querySelector('.turn:last-child .text')?.innerText.length > 20")
     page.click("#stop")
     assert len(wait_answered(page)) > 20
     page.wait("document.querySelector('#ends').innerText.includes('client left')")
@@ -166,7 +165,7 @@ def test_calls_are_shown_and_replied_to(page: Page) -> None:
     settle(page, "tools", '[{"name": "note", "parameters": {"type": "object"}}]')
     ask(page, "!tokens=8 !call=1")
     wait_answered(page)
-    page.wait("document.querySelector('.called').innerText === 'note'")
+    page.wait("document.querySelector('.called')?.innerText === 'note'")
     json.loads(page.text(".call pre"))
     page.type(".call textarea", "noted")
     page.click(".call button")

@@ -60,7 +60,7 @@ function head(chart, samples) {
   return chart.head ? chart.head(values) : chart.write(values[0]);
 }
 
-export const minutes = (span) => (span === 60 ? "1 minute" : `${span / 60} minutes`);
+export const minutes = (span) => `${span / 60} min`;
 
 /** The values of a chart now, or those of one sample, in words. */
 export function told(place, samples, sample = null) {

@@ -140,7 +140,7 @@ function show(next) {
 }
 
 function draw() {
-  const state = going ? stateOf(status, turns.at(-1)?.id) : "";
+  const state = going ? stateOf(status, turns.at(-1)?.id, byId("model").value) : "";
   turnsOnPage.show(turns, Boolean(going), state, { again, reply });
   byId("stop").hidden = !going;
   byId("send").disabled = Boolean(going);

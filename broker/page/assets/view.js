@@ -77,10 +77,13 @@ function detail(model) {
   const restarts = model.restarts ? plural(model.restarts, "restart") : "";
   return listed(
     model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
-    restarts && (model.last_end ? `${restarts}, the last: ${model.last_end}` : restarts),
+    restarts && (model.last_end ? `${restarts}, the last: ${briefly(model.last_end)}` : restarts),
     model.answered_tokens ? `${plural(model.answered_tokens, "token")} answered` : "",
   );
 }
+
+/** How a process ended, without who was aboard. */
+const briefly = (end) => end.split(": ")[0];
 
 const ratio = (part, whole) => (whole ? Math.min(1, part / whole) : 0);
 
@@ -100,6 +103,7 @@ function workerLine(worker) {
     ...tier("cache", worker.cache_bytes, worker.cache_bytes_max),
     ...tier("ram", prefix.ram_bytes, prefix.ram_limit),
     ...tier("disk", prefix.disk_bytes, prefix.disk_limit),
+    ...tier("images", worker.images?.bytes, worker.images?.bytes_max),
     memory: listed(memory(worker.memory), reuse(worker.prefix)),
   };
 }
@@ -159,11 +163,14 @@ function notes(request) {
   );
 }
 
-/** What becomes of an answer that is awaited, by the id that its stream has. */
-export function stateOf(status, id) {
+const GONE = "the worker is gone; this goes on with the next one";
+
+/** What becomes of an answer that is awaited from a model, by the id that its stream has; none yet: empty. */
+export function stateOf(status, id, model) {
   const request = status?.requests.find((each) => each.id === id);
-  if (!request) return id ? "" : "sent";
-  if (request.phase === "queued") return "the worker is gone; this goes on with the next one";
+  if (!request && id) return "";
+  if (!request) return status && pauseOf(status, model) ? GONE : "sent";
+  if (request.phase === "queued") return GONE;
   const { phase, tokens, speed } = requestLine(request);
   return listed(phase, tokens, speed);
 }

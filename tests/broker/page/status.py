@@ -36,6 +36,7 @@ def worker(name: str = "org/model", **told: Any) -> dict[str, Any]:
         "cache_bytes": 0,
         "cache_bytes_max": None,
         "prefix": None,
+        "images": None,
     } | told
 
 

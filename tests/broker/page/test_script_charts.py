@@ -99,7 +99,7 @@ def test_numbers_at_the_head_tell_both_kinds_of_requests(call: Call) -> None:
     assert plotted(call, 3, [sample(1, running=4, waiting=0)], [])["now"] == "4"
     drawn = plotted(call, 3, [sample(1, running=4, waiting=2)], [])
     assert drawn["now"] == "4 + 2"
-    assert drawn["label"] == "Requests: running 4, waiting 2; at most 4 in 1 minute"
+    assert drawn["label"] == "Requests: running 4, waiting 2; at most 4 in 1 min"
 
 
 def test_a_chart_without_values_is_empty(call: Call) -> None:

@@ -67,7 +67,7 @@ def test_a_worker_that_was_told_to_go_and_came_back_is_in_no_pause(call: Call) -
 
 
 def test_restarts_are_told_with_how_the_last_one_ended(call: Call) -> None:
-    [card] = seen(call, models=[model(restarts=2, last_end="killed by SIGKILL", answered_tokens=1234)])[
+    [card] = seen(call, models=[model(restarts=2, last_end="killed by SIGKILL: a, b", answered_tokens=1234)])[
         "models"
     ]
     assert card["detail"] == "2 restarts, the last: killed by SIGKILL · 1,234 tokens answered"
@@ -78,11 +78,13 @@ def test_a_worker_tells_what_it_holds(call: Call) -> None:
     prefix |= {"lookups": 10, "token_hit_rate": 0.875}
     memory = {"resident_bytes": 3 * 2**30, "device_bytes": 2**30}
     of = worker(running=3, waiting=1, prefix=prefix, memory=memory, cache_bytes=2**20, cache_bytes_max=2**22)
+    of["images"] = {"bytes": 3, "bytes_max": 12}
     [line] = seen(call, workers=[of])["models"][0]["workers"]
     assert line["line"] == "ready · pid 7 · up 1 min 1 s · context 8,192"
     assert (line["rows"], line["occupancy"]) == ("3 of 4, 1 wait", 0.75)
     assert (line["cache"], line["cacheShare"]) == ("1 MiB of 4 MiB", 0.25)
     assert (line["ram"], line["ramShare"], line["disk"]) == ("512 MiB of 1 GiB", 0.5, "")
+    assert (line["images"], line["imagesShare"]) == ("3 B of 12 B", 0.25)
     assert line["memory"] == "process 3 GiB, device 1 GiB · 88% of prompt tokens from cache"
     assert not line["loading"]
 
@@ -163,9 +165,12 @@ def test_an_end_is_good_or_not(call: Call, code: str, tone: str) -> None:
 )
 def test_an_awaited_answer_says_what_becomes_of_it(call: Call, phase: str, words: str) -> None:
     told = document(requests=[request("chatcmpl-2"), request("chatcmpl-1", phase=phase)])
-    assert call("view.js", "stateOf", told, "chatcmpl-1") == words
-    assert call("view.js", "stateOf", told, "") == "sent"
-    assert call("view.js", "stateOf", None, "chatcmpl-9") == ""
+    assert call("view.js", "stateOf", told, "chatcmpl-1", "org/model") == words
+    assert call("view.js", "stateOf", told, "", "org/model") == "sent"
+    assert call("view.js", "stateOf", told, "chatcmpl-9", "org/model") == ""
+    assert call("view.js", "stateOf", None, "", "") == "sent"
+    gone = document(workers=[], events=LOST)
+    assert call("view.js", "stateOf", gone, "", "org/model").startswith("the worker is gone")
 
 
 def test_a_document_of_the_server_itself_can_be_shown(call: Call, house: House) -> None:
