@@ -14,6 +14,8 @@ from PIL import Image
 
 from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
+from tests.images import data_url
+from tests.models.drawings import COLOURS, SHAPES, drawn, file_of
 from tests.system import chat_body
 from worker.fake.eyes import DIGITS
 from worker.fake.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
@@ -22,6 +24,8 @@ TOKENS_MAX = 150
 IMAGES_MAX, IMAGES_KNOWN = 3, 12
 LOOK_MS_MAX, PREFILL_MS_MAX = 20, 10
 TEXTS = ("Count from 1 to 60.", "Repeat: the quick brown fox.", "My name is Ida. What is my name?", "Hi")
+FOR_IMAGES = (("What colour is this image?", 1), ("Which shape is this?", 1), ("Compare the two images.", 2))
+"""Each with how many images there are."""
 FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Porto?", "Hi")
 SCHEMA = {
     "type": "object",
@@ -149,7 +153,16 @@ def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:
         fields |= {"max_tokens": dice.randint(20, TOKENS_MAX), "ignore_eos": dice.random() < 0.7}
         if number % 2:
             fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
-        yield chat_body(dice.choice(FOR_TOOLS if "tools" in fields else TEXTS), **fields)
+        if "tools" not in fields and dice.random() < 0.7:
+            question, images = dice.choice(FOR_IMAGES)
+            yield seeing_body(question, [_drawing(dice) for _ in range(images)], **fields)
+        else:
+            yield chat_body(dice.choice(FOR_TOOLS if "tools" in fields else TEXTS), **fields)
+
+
+def _drawing(dice: random.Random) -> str:
+    """As a `data:` URL."""
+    return data_url(file_of(drawn(dice.choice(SHAPES), dice.choice(list(COLOURS)))))
 
 
 def _answered(url: str, body: dict[str, object]) -> Question:

@@ -7,10 +7,14 @@ from worker.contract import Facts, ModelError
 from worker.models.config import ModelConfig
 
 
-def explain(error: Exception, config: ModelConfig) -> str:
+def explain(error: BaseException, config: ModelConfig) -> str:
     """Why a load failed, in a sentence for the person who started it."""
+    if isinstance(error, SystemExit):
+        return f"mlx-lm needs a package for the architecture {config.architecture!r} that is not installed."
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0]
+    if "back-end" in first_line:
+        return f"its layers are made for another device than this machine has ({first_line})."
     if "parameters" in text or "shape" in text.lower():
         return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
     if isinstance(error, RuntimeError | OSError):

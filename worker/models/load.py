@@ -6,6 +6,7 @@ the handler, because a traceback keeps every local of the frames it passed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import time
@@ -87,10 +88,11 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
+        told = _versions(model.facts) | _preparing(folder, model.facts)
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
-            fingerprint=fingerprint(folder / "config.json", files, _versions(model.facts)),
+            fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
@@ -148,7 +150,8 @@ class ModelLoader:
             return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
-        except Exception as error:  # the load's boundary: whatever it is, the model is at fault
+        # A family of upstream's leaves the process where a package is not installed.
+        except (Exception, SystemExit) as error:  # the load's boundary: whatever it is, the model is at fault
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
 
@@ -167,15 +170,18 @@ class ModelLoader:
         return self._reading(folder, config, progress)
 
     def _reading(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
+        from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
 
         network = load_weights(folder, progress)
-        model = build_text_model(self.name, folder, config, network)
+        stage = stage_for(folder, network)
+        model = build_text_model(self.name, folder, config, network, stage=stage)
         warm_up(model.engine, rows=2)
         return model
 
     def _seeing(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
+        from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
         from worker.models.vision import load_network, open_eyes, require_files, try_eyes
 
@@ -185,7 +191,8 @@ class ModelLoader:
             eyes, processor = open_eyes(folder, network)
             evaluate(network, progress)
             try_eyes(eyes, processor, network, folder)
-            model = build_text_model(self.name, folder, config, network, eyes)
+            stage = stage_for(folder, network, load_network)
+            model = build_text_model(self.name, folder, config, network, eyes, stage=stage)
             warm_up(model.engine, rows=2)
             return model, ""
         except Exception as error:  # the load's boundary, as in `_attempt`
@@ -246,6 +253,12 @@ def _versions(facts: Facts) -> dict[str, str]:
     """Of what fills caches, and lays them out."""
     libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
     return {name: metadata.version(name) for name in libraries}
+
+
+def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
+    """How images are prepared: two with one digest are otherwise the same."""
+    files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def prepare_device(budget: Budget) -> None:

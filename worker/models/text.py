@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
+from worker.engine.caches.trial import Stage
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
@@ -29,10 +30,17 @@ log = logging.getLogger(__name__)
 
 
 def build_text_model(
-    name: str, folder: Path, config: ModelConfig, network: nn.Module, eyes: Eyes | None = None
+    name: str,
+    folder: Path,
+    config: ModelConfig,
+    network: nn.Module,
+    eyes: Eyes | None = None,
+    *,
+    stage: Stage | None = None,
 ) -> Model:
-    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`. Raises
-    `ModelError` without a tokenizer."""
+    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`. `stage`:
+    where it is tried what its rows can do; None: on the network itself. Raises `ModelError` without a
+    tokenizer."""
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
     # which we refuse ourselves.
     tame("transformers", logging.ERROR)
@@ -63,7 +71,9 @@ def build_text_model(
             return TextPipeline(vocabulary, prepared.stop)
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
-    engine = BatchEngine(network)
+    engine = BatchEngine(network, stage)
+    for reason in engine.abilities.reasons:
+        log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}
     facts = Facts(
         name=name,

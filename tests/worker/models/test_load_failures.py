@@ -15,6 +15,8 @@ from huggingface_hub import constants, errors
 from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, ModelError
 from worker.models import load
+from worker.models.config import read_config, require_known
+from worker.models.explain import explain
 from worker.models.load import ModelLoader
 from worker.models.source import find_folder
 
@@ -35,12 +37,30 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> 
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    for architecture in ("abacus9", "../../evil", "nn.mlp"):
+    for architecture in ("abacus9", "../../evil", "nn.mlp", "a.b-c", "-"):
         shutil.rmtree(tmp_path / "a-model", ignore_errors=True)
         message = failure(copied(tmp_path, model_type=architecture))
         assert f"does not know the architecture '{architecture}'" in message
     shutil.rmtree(tmp_path / "a-model")
     assert "names no model_type" in failure(copied(tmp_path, model_type=None))
+
+
+@pytest.mark.parametrize("architecture", ["lfm2-vl", "lille-130m", "nemotron-nas"])
+def test_a_hyphen_is_part_of_an_architectures_name(tmp_path: Path, architecture: str) -> None:
+    folder = copied(tmp_path, model_type=architecture)
+    require_known(read_config(folder, "x"), "x")
+
+
+def test_an_architecture_whose_import_leaves_the_process_is_named(tmp_path: Path) -> None:
+    message = failure(copied(tmp_path, model_type="olmo"))
+    assert "needs a package for the architecture 'olmo' that is not installed" in message
+
+
+def test_layers_of_another_device_are_no_reason_to_download_again(tmp_path: Path) -> None:
+    config = read_config(copied(tmp_path), "x")
+    message = explain(RuntimeError("[metal_kernel] No Metal back-end."), config)
+    assert "made for another device than this machine has" in message
+    assert "ownload" not in message
 
 
 def test_a_config_the_architecture_cannot_be_built_from_is_named(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from PIL import Image
 from protocol.errors import Code, RequestError
 from protocol.parts import Tokenizing
 from tests.models.eyes import EYES
+from tests.models.fixtures import model_folder
 from tests.worker.eyes import POCKET, Question, draw_image, draw_question, encoded, inputs_of, upstream
+from tests.worker.folders import nothing
 from tests.worker.sights import loaded, prepared, preparer, request
 from worker.contract import Prepared
 from worker.engine.sight import array_of
+from worker.models.load import ModelLoader
 from worker.pictures import MEDIA_KEYS
 
 NAMES = (*EYES, POCKET)
@@ -149,6 +152,24 @@ def test_a_conversation_that_goes_on_has_a_boundary_behind_its_images(name: str)
     boundary = request.boundaries[-1]
     assert boundary >= request.pictures[-1].end
     assert later.tokens[:boundary] == request.tokens[:boundary]
+
+
+def test_what_stands_before_a_question_ends_where_it_does_before_one_of_text() -> None:
+    name, image = "qwen3_5-eyes", draw_image(random.Random(1))
+    system = {"role": "system", "content": "say what there is to see, and in a few words only " * 2}
+    seen = prepared(name, "a", Question((system, *asking("\nx of it", None).messages), (image,)))
+    read = prepared(name, "b", Question((system, {"role": "user", "content": "\nx of it"}), ()))
+    assert seen.boundaries[0] == read.boundaries[0] > 16
+    assert seen.boundaries[0] < seen.pictures[0].first
+
+
+def test_a_model_of_text_names_what_it_cannot_see() -> None:
+    question = asking("see", None, images=[draw_image(random.Random(1))])
+    with pytest.raises(RequestError) as caught:
+        ModelLoader(str(model_folder("dense"))).load(nothing).open_preparer(4096).prepare(
+            request("a", question), question.images
+        )
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, "image 0")
 
 
 def test_what_is_counted_is_what_is_run() -> None:
