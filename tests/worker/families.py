@@ -23,10 +23,13 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.zoo import TIE, Difference, gap, play, possible
 from worker.contract import Model, ModelError
+from worker.engine.caches import grouping
 from worker.models.load import ModelLoader
 from worker.preload import preload_openblas
 
 ROWS = 9
+COLUMNS_STEP = 16
+"""Buffers grow by so many, so that in lives this short they are outgrown and rows are grouped by length."""
 SEEDS_MAX = 30
 """Played at the most until all that can happen to a row has happened."""
 TOKENS_MIN = 8
@@ -138,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     seeds = parser.parse_args().seeds
+    grouping.COLUMNS_STEP = COLUMNS_STEP
     with Oracle() as oracle:
         for line in sys.stdin:
             print(json.dumps(asdict(prove(line.strip(), seeds, oracle))), flush=True)

@@ -6,6 +6,7 @@ the handler, because a traceback keeps every local of the frames it passed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import time
@@ -87,10 +88,11 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
+        told = _versions(model.facts) | _preparing(folder, model.facts)
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
-            fingerprint=fingerprint(folder / "config.json", files, _versions(model.facts)),
+            fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
@@ -117,7 +119,8 @@ class ModelLoader:
         most = self._within_share(look().total if limit is None else limit)
         if weight_bytes > most.usable:
             raise ModelError(
-                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized model."
+                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized "
+                "model: `roundhouse pull` names some that fit."
             )
         if limit is not None:
             return most
@@ -251,6 +254,12 @@ def _versions(facts: Facts) -> dict[str, str]:
     """Of what fills caches, and lays them out."""
     libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
     return {name: metadata.version(name) for name in libraries}
+
+
+def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
+    """How images are prepared: two with one digest are otherwise the same."""
+    files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def prepare_device(budget: Budget) -> None:

@@ -44,8 +44,8 @@ class Sharing:
         self._common: dict[tuple[str, str], int] = {}
 
     def begin(self, row: Row) -> None:
-        """A row has come. A short text is run in one go; what it shares is no loss. Behind the last image
-        another question may follow the next time."""
+        """A row has come. A short text is run in one go; what it shares is no loss. Where its last image ends,
+        another question may follow next time."""
         if self._index.shape.has_states and (row.pictures or len(row.tokens) > SHORT_TOKENS_MAX):
             behind = (picture.end for picture in row.pictures[-1:])
             regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)

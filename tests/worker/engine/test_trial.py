@@ -19,6 +19,7 @@ from tests.worker.folders import copied
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.trial import NEAR_TOKENS, Abilities, Stage, find_abilities
 from worker.models.rehearsal import stage_for
+from worker.models.vision import load_network
 
 SPARSE = "family-minimax_m3_vl"
 
@@ -114,6 +115,14 @@ def test_the_network_that_is_tried_has_the_models_own_arrays_and_near_thresholds
     own, twins = (dict(tree_flatten(each.parameters())) for each in (network, stage.network))
     assert own.keys() == twins.keys()
     assert all(twins[name] is array for name, array in own.items())
+
+
+def test_a_model_that_sees_is_tried_with_near_thresholds_too() -> None:
+    folder = model_folder("gemma3-eyes")
+    stage = stage_for(folder, load_network(folder), load_network)
+    assert stage.threshold == NEAR_TOKENS
+    assert NEAR_TOKENS in [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
+    assert find_abilities(stage) == Abilities(together=True, padded=True, restorable=True, cut=True)
 
 
 def test_a_model_without_thresholds_is_tried_as_it_is() -> None:

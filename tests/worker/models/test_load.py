@@ -62,6 +62,16 @@ def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
     assert 0 <= model.engine.step().tokens["row"] < 2048
 
 
+def test_the_log_says_what_a_model_cannot_do_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(model_folder("family-minimax_m3_vl"))).load(nothing)
+    assert not model.facts.batched
+    assert any(
+        re.search(r"no batches: logits change by [\d.]+ of their spread", line) for line in caplog.messages
+    )
+    assert any("requests not batched" in line for line in caplog.messages)
+
+
 def test_weights_are_evaluated_and_reported_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "GROUP_BYTES", 200_000)
     reports: list[tuple[int, int]] = []

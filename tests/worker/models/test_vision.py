@@ -138,6 +138,17 @@ def test_where_an_images_parts_see_each_other_upstream_is_believed(
     assert any("cannot be run in parts" in line for line in caplog.messages)
 
 
+def test_what_is_stored_of_images_is_not_taken_for_those_prepared_otherwise(tmp_path: Path) -> None:
+    name, folder = "gemma3-eyes", copied(tmp_path, "gemma3-eyes")
+    same = ModelLoader(str(folder), served_name=name).load(nothing).facts
+    assert same.fingerprint == loaded(name).facts.fingerprint
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.4, 0.4, 0.4]}))
+    other = ModelLoader(str(folder), served_name=name).load(nothing).facts
+    assert other.fingerprint != same.fingerprint
+    assert other.identity == same.identity
+
+
 def test_its_weights_are_in_memory_once() -> None:
     model = loaded("gemma3-eyes")
     network = model.engine._model  # type: ignore[attr-defined]
