@@ -44,7 +44,7 @@ class Sharing:
         self._common: dict[tuple[str, str], int] = {}
 
     def begin(self, row: Row) -> None:
-        """A row has come. A short text is run in one go; what it shares is no loss. Where its last image ends,
+        """A row has come. A short text is run in one go; what it shares is no loss. Behind its last image
         another question may follow next time."""
         if self._index.shape.has_states and (row.pictures or len(row.tokens) > SHORT_TOKENS_MAX):
             behind = (picture.end for picture in row.pictures[-1:])
