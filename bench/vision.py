@@ -44,8 +44,10 @@ STREAMS, IMAGES = 4, 4
 ROWS = 16
 STREAM_TOKENS = 1200
 CALM_PIECES = 32
-SETTLED_TOKENS, MEASURED_TOKENS, ROW_TOKENS = 60, 60, 600
-"""Of every row: before rates count, when the last of them is prefilled; while they do; more than these."""
+SETTLED_TOKENS = 60
+"""Of every row, before rates count: the last of them is prefilled by then."""
+SLICES, SLICE_TOKENS = 5, 16
+"""So many slices a round, of so many tokens of every row."""
 TEXT_TOKENS = 60
 ROW_SIDE = 256
 TILE = 24
@@ -126,7 +128,7 @@ def report_gaps(side: int, watched: Watched) -> None:
 # --- rows --------------------------------------------------------------------------------------------
 
 
-def prepared(model: Model, text: str, image: bytes | None, id: str) -> Prepared:
+def prepared(model: Model, text: str, image: bytes | None, id: str, max_tokens: int) -> Prepared:
     """A question as the loop takes it, whose answer does not end by itself."""
     parts: list[dict[str, str]] = [{"type": "text", "text": text}]
     media: list[Media] = []
@@ -139,37 +141,38 @@ def prepared(model: Model, text: str, image: bytes | None, id: str) -> Prepared:
         sampling=Sampling(seed=0, temperature=0.0),
         messages=pack([{"role": "user", "content": parts}]),
         media=media,
-        max_tokens=ROW_TOKENS,
+        max_tokens=max_tokens,
         ignore_eos=True,
     )
     preparer = model.open_preparer(model.facts.context_length)
     return preparer.prepare(request, [] if image is None else [image])
 
 
-def decode(model: Model, folder: Path, seed: int, *, seeing: bool) -> Work:
-    """Tokens of all rows, from when the last is prefilled."""
-    texts = [random_text(folder, TEXT_TOKENS, seed + row) for row in range(ROWS)]
-    images = [image(ROW_SIDE, seed + row) if seeing and row % 2 else None for row in range(ROWS)]
+def decoding(model: Model, folder: Path, slices: int, *, seeing: bool) -> Ours:
+    """All rows, prefilled; they last for so many slices."""
+    texts = [random_text(folder, TEXT_TOKENS, row) for row in range(ROWS)]
+    images = [image(ROW_SIDE, row) if seeing and row % 2 else None for row in range(ROWS)]
+    max_tokens = 2 * SETTLED_TOKENS + slices * SLICE_TOKENS
     ours = Ours(model, ROWS)
     ours.submit_prepared(
-        prepared(model, text, shown, f"{seed}-{row}")
+        prepared(model, text, shown, str(row), max_tokens)
         for row, (text, shown) in enumerate(zip(texts, images, strict=True))
     )
     ours.run(ROWS * SETTLED_TOKENS)
-    work = timed(lambda: ours.run(ROWS * MEASURED_TOKENS))
-    ours.close()
-    return work
+    return ours
 
 
 def rows(folder: Path, rounds: int) -> None:
-    """In process, where tokens can be counted that are no text."""
-    model = load(folder)
-    seeds = iter(range(0, 10**6, 100))
+    """In process, where tokens can be counted that are no text. A slice of one side, then of the other, each
+    on a model of its own: a busy machine troubles both alike."""
+    slices = SLICES * rounds
+    seeing = decoding(load(folder), folder, 2 + slices, seeing=True)
+    blind = decoding(load(folder), folder, 2 + slices, seeing=False)
     sides = {
-        "with images": lambda: decode(model, folder, next(seeds), seeing=True),
-        "without": lambda: decode(model, folder, next(seeds), seeing=False),
+        "with images": lambda: timed(lambda: seeing.run(ROWS * SLICE_TOKENS)),
+        "without": lambda: timed(lambda: blind.run(ROWS * SLICE_TOKENS)),
     }
-    done = alternate(sides, rounds)
+    done = alternate(sides, slices)
     rates = [f"{median_rate(done[name]):,.0f}" for name in sides]
     print_table(
         f"{ROWS} rows that decode, half of them with an image of {ROW_SIDE} x {ROW_SIDE}",

@@ -103,5 +103,5 @@ OPERATIONS = (
     _read("/openapi.json", "This document", "openapi"),
     _read("/health", "The gateway lives", "status", errors=(), is_open=True),
     _read("/ready", "Some model serves, or is started when asked for", "status", errors=(503,), is_open=True),
-    Operation("head", "/", "Somebody is there", None),
+    Operation("head", "/", "Somebody is there", None, is_open=True),
 )  # fmt: skip
