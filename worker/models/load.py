@@ -119,7 +119,8 @@ class ModelLoader:
         most = self._within_share(look().total if limit is None else limit)
         if weight_bytes > most.usable:
             raise ModelError(
-                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized model."
+                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized "
+                "model: `roundhouse pull` names some that fit."
             )
         if limit is not None:
             return most
