@@ -15,8 +15,8 @@ from tests.conformance.drivers import Driver, Environment
 
 INSTALL_S_MAX = 600
 ANSWER_S_MAX = 240
-"""What drivers that ask for it wait for an answer. Behind many tools, the embedded model takes a minute for one
-on a busy CPU."""
+"""What drivers that ask for it wait for an answer: behind many tools, the embedded model takes a minute for
+one on a busy CPU."""
 INSTALLED = Path(".venv") / "conformance"
 
 UV = os.environ.get("UV", "uv")

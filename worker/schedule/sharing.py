@@ -44,9 +44,12 @@ class Sharing:
         self._common: dict[tuple[str, str], int] = {}
 
     def begin(self, row: Row) -> None:
-        """A row has come. A short one is run in one go; what it shares is no loss."""
-        if self._index.shape.has_states and len(row.tokens) > SHORT_TOKENS_MAX:
-            row.cuts = sorted({*row.request.boundaries, *range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)})
+        """A row has come. A short text is run in one go; what it shares is no loss. Behind its last image
+        another question may follow next time."""
+        if self._index.shape.has_states and (row.pictures or len(row.tokens) > SHORT_TOKENS_MAX):
+            behind = (picture.end for picture in row.pictures[-1:])
+            regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)
+            row.cuts = sorted({*row.request.boundaries, *behind, *regular})
 
     def end(self, row: Row) -> None:
         """A row has left."""

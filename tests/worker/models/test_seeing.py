@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from PIL import Image
 
@@ -21,7 +22,9 @@ from tests.worker.folders import nothing
 from tests.worker.sights import loaded, prepared, preparer, request
 from worker.contract import Prepared
 from worker.engine.sight import array_of
+from worker.models import eyes
 from worker.models.load import ModelLoader
+from worker.models.processor import Processed, Processor
 from worker.pictures import MEDIA_KEYS
 
 NAMES = (*EYES, POCKET)
@@ -170,6 +173,42 @@ def test_a_model_of_text_names_what_it_cannot_see() -> None:
             request("a", question), question.images
         )
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, "image 0")
+
+
+def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparer("llava-eyes")  # which is tried on sight as it is loaded
+    calls: list[int] = []
+    see = Processor.see
+
+    def counted(self: Processor, text: str, images: Sequence[Image.Image]) -> Processed:
+        calls.append(len(images))
+        return see(self, text, images)
+
+    monkeypatch.setattr(Processor, "see", counted)
+    rng = random.Random(random.random())
+    files = [draw_image(rng, (64, 64)) for _ in range(4)]
+    one = prepared("llava-eyes", "a", asking("see", None, images=files[:1]))
+    again = prepared("llava-eyes", "b", asking("see", None, "and", None, images=[files[0]] * 2))
+    assert calls == [1]
+    assert [picture.digest for picture in again.pictures] == [one.pictures[0].digest] * 2
+    held = sum(memoryview(blob.data).nbytes for blob in one.pictures[0].inputs.values())
+    monkeypatch.setattr(eyes, "PROCESSED_BYTES_MAX", 2 * held + held // 2)
+    for file in files:
+        prepared("llava-eyes", "c", asking("see", None, images=[file]))
+    prepared("llava-eyes", "d", asking("see", None, None, images=files[2:]))
+    assert len(calls) == 4
+    prepared("llava-eyes", "e", asking("see", None, images=[files[0]]))
+    assert len(calls) == 5
+
+
+def test_one_image_at_two_sizes_is_two() -> None:
+    question = asking("see", None, images=[draw_image(random.Random(1), (200, 200))])
+    large = request("a", question)
+    small = msgspec.structs.replace(
+        large, media=[msgspec.structs.replace(large.media[0], pixels_max=40 * 40)]
+    )
+    first, second = (preparer(POCKET).prepare(each, question.images).pictures[0] for each in (large, small))
+    assert first.digest != second.digest
 
 
 def test_what_is_counted_is_what_is_run() -> None:
