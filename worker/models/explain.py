@@ -23,7 +23,7 @@ def explain(error: BaseException, config: ModelConfig) -> str:
     return f"{library} cannot build the architecture {architecture} from its config.json ({first_line})."
 
 
-def explain_blindness(error: Exception) -> str:
+def explain_blindness(error: BaseException) -> str:
     """Why a model that sees does not see here, likewise."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, ModelError):
