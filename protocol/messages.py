@@ -19,6 +19,7 @@ from protocol.parts import (
     Capabilities,
     Count,
     Delta,
+    DraftStatus,
     Form,
     Id,
     ImageStatus,
@@ -208,8 +209,8 @@ class Ready(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
     and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `resources`
-    where they are not told."""
+    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `drafts`
+    where there are none, `resources` where they are not told."""
 
     running: Count
     waiting: Count
@@ -219,6 +220,7 @@ class Heartbeat(Message, frozen=True):
     prefix: PrefixStatus | None = None
     resources: Resources | None = None
     images: ImageStatus | None = None
+    drafts: DraftStatus | None = None
 
 
 class Accepted(Message, frozen=True):

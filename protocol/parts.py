@@ -225,6 +225,13 @@ class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uptime_s: Seconds = 0.0
 
 
+class DraftStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of the tokens that a worker has drafted since its start, how many were right and how many were not."""
+
+    accepted: Count = 0
+    rejected: Count = 0
+
+
 class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The encoded images that a worker keeps, and since its start how many it has `encoded`, and how many of
     its prompts' it found kept (`hits`). Those behind a prefix that was reused whole are in neither."""

@@ -121,6 +121,7 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "tokens_max": ready.tokens_max if ready else 0,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
+        "drafts": asdict(beat.drafts) if beat and beat.drafts else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from protocol.parts import DraftStatus
 from worker.contract import Step
 from worker.schedule.lookup import Draft, Lookup
 from worker.schedule.odds import Costs, Odds
@@ -62,6 +63,10 @@ class Drafting:
     def interrupt(self) -> None:
         """The step that comes is not to be learned from: something else ran before it."""
         self._lap_at = None
+
+    def status(self) -> DraftStatus | None:
+        """What came of all drafts so far; None: there are none."""
+        return DraftStatus(accepted=self.accepted, rejected=self.rejected) if self._is_on else None
 
     def propose(self, rows: Sequence[Row]) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""

@@ -398,6 +398,7 @@ class Loop:
             self.counters.prefix = self.store.status() if self.store else None
             self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status
+            self.counters.drafts = self.drafting.status()
 
 
 def _engine_error(error: Exception) -> RequestError:
