@@ -20,7 +20,7 @@ export async function ask(path, options = {}) {
   let response = await send(path, options);
   while (response.status === 401) {
     const refused = await refusal(response);
-    if (!(await askForKey(refused.message))) throw refused;
+    if (!(await askForKey(key() ? refused.message : ""))) throw refused;
     response = await send(path, options);
   }
   if (!response.ok) throw await refusal(response);

@@ -18,6 +18,7 @@ export function start() {
     figures.push(entry);
     listen(entry);
   });
+  draw([], [], 0);
 }
 
 /** Draw all charts anew. */
