@@ -8,15 +8,20 @@ import sys
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.workersettings import WorkerSettings
+from worker import spare
 from worker.preload import preload_openblas
+
+IMPORTS = ("worker.line.service", "worker.models.load", "worker.models.text", "worker.models.encoding")
+"""All that is imported for any model, but its own architecture."""
 
 
 def main() -> int:
     """Load the model and serve the gateway until told to stop. The exit status."""
+    words = spare.words(IMPORTS, _rehearse)
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",
-        sys.argv[1:],
+        words,
         os.environ,
         program="roundhouse worker",
         about="Own one model and serve the gateway that asks for it.",
@@ -41,6 +46,12 @@ def main() -> int:
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()
+
+
+def _rehearse() -> None:
+    from worker.models.rehearsal import rehearse
+
+    rehearse()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def serve(context: typer.Context) -> None:
         limits=given.restart_limits(),
         reloading=given.reloading(path),
         memory_budget=given.memory_budget,
+        spare=given.spare > 0,
     ).run()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
     raise typer.Exit(status)

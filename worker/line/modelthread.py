@@ -53,6 +53,10 @@ class ModelThread:
         """What a gateway is told that has just come: ready, or how far the loading is."""
         return self._ready or self._loading()
 
+    @property
+    def is_loaded(self) -> bool:
+        return self._ready is not None
+
     def require(self, request: Request) -> None:
         """Raises `RequestError` for what the model is not made for."""
         if self._ready is not None:

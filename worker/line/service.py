@@ -35,6 +35,7 @@ from protocol.messages import (
     Welcome,
     new_incarnation,
 )
+from protocol.startline import Starting
 from protocol.workersettings import WorkerSettings
 from worker.contract import Loader, ModelError
 from worker.line.dealer import Line
@@ -73,6 +74,7 @@ class Service:
         self._turned_away: ModelError | None = None
         self._last_step = 0, time.monotonic()
         self._logbook = logbook.Logbook(os.environ)
+        self._starting = Starting.find(os.environ)
 
     def run(self) -> int:
         """Until told to stop, or until the model thread ends. The exit status."""
@@ -103,10 +105,18 @@ class Service:
             for message, media in self._line.receive():
                 self._hear(message, media)
             self._requests.pass_on()
+            self._tell_loaded()
             self._send_all()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_S
                 self._beat()
+
+    def _tell_loaded(self) -> None:
+        """The supervisor, once."""
+        if self._starting is not None and self._model.is_loaded:
+            self._starting.say("loaded")
+            self._starting.close()
+            self._starting = None
 
     def _is_drained(self, now: float) -> bool:
         """Whether it may end, having been told to; the first time, that is announced."""
