@@ -19,8 +19,8 @@ from bench.timing import percentile, print_table
 
 PROMPT = "My name is Brynhild. What is my name?"
 TOKENS = 8
-BUDGET = "150MB"
-"""More than one worker of the embedded model takes, and less than two."""
+BUDGET = "310MB"
+"""More than one worker of the embedded model takes beside the spare, and less than two."""
 
 
 async def measure(server: Server, rounds: int) -> tuple[list[float], list[float]]:
