@@ -44,11 +44,19 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image of a request; its bytes are frame number `frame` behind the message."""
+    """An image or a video of a request, in the order of their placeholders.
+
+    Its bytes are frame number `frame` behind the message; those of a video that came as images, the `frames`
+    from there on. `mime` is what the bytes show, `video/…` for the file of a video; `sha256`, hexadecimal, is
+    of all of them in order. It is made no larger than `pixels_max` before a model sees it; None: as the model
+    likes. `param`: where the client has put it, for errors."""
 
     frame: Count
+    frames: Count = 1
     mime: str
     sha256: str
+    pixels_max: Count | None = None
+    param: str = ""
 
 
 class Likelihood(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -204,6 +212,7 @@ class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker's model can be asked: to answer, with what there is for that, or for numbers alone."""
 
     images: bool = False
+    videos: bool = False
     tools: bool = False
     thinking: bool = False
     system_in_place: bool = False

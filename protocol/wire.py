@@ -53,7 +53,10 @@ def _check_sizes(frames: Frames) -> None:
 
 
 def _check_media(message: object, media: Frames) -> None:
-    expected = [m.frame for m in message.media] if isinstance(message, Generate) else []
+    told = message.media if isinstance(message, Generate) else []
+    expected = [
+        frame for m in told for frame in range(m.frame, m.frame + min(m.frames, MEDIA_FRAMES_MAX + 1))
+    ]
     if expected != list(range(len(media))):
         raise WireError(f"{len(media)} media frames behind a message that refers to {len(expected)}")
 

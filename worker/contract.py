@@ -6,7 +6,6 @@ imports nothing of it, and no MLX. Only plain Python values cross: arrays never 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -14,13 +13,8 @@ from typing import Any, NamedTuple, Protocol
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
+from worker.pictures import Blob, Picture
 from worker.texts import Encoder, TextsPreparer
-
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
-}  # fmt: skip
-"""The element types that can be stored, by the names safetensors gives them."""
 
 Progress = Callable[[int, int], None]
 """Called while a model loads with (bytes of weights done, bytes in all), on the model thread."""
@@ -112,6 +106,7 @@ class Prepared:
     its prompt, and where log-probabilities are asked for, those of the prompt's tokens, of which it has
     `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it. `tools`: what the
     answer may call, each name with the JSON schema of its arguments. `single_call`: it ends with its first.
+    `pictures`: its images, in order; in `tokens` their keys stand for theirs, the last token is none of them.
     """
 
     id: str
@@ -133,6 +128,7 @@ class Prepared:
     echo_text: str = ""
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     single_call: bool = False
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,23 +270,6 @@ class Shape:
     has_states: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """An array as bytes: little-endian, row-major, contiguous; not copied. Raises `ValueError` where the
-    three do not agree."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes | memoryview
-
-    def __post_init__(self) -> None:
-        nbytes = memoryview(self.data).nbytes
-        if self.dtype not in ITEM_BYTES or min(self.shape, default=0) < 0:
-            raise ValueError(f"no array: {self.dtype} {self.shape}")
-        if nbytes != math.prod(self.shape) * ITEM_BYTES[self.dtype]:
-            raise ValueError(f"{nbytes} bytes are no {self.dtype} {self.shape}")
-
-
 class Engine(Protocol):
     """Rows of one model. A row is prefilled in chunks, then decodes together with all others.
 
@@ -300,12 +279,24 @@ class Engine(Protocol):
     shape: Shape | None
     """What must have been stored of a row to make it again; None where that cannot be done."""
 
+    def look(self, picture: Picture) -> int:
+        """Encode an image, wherever it stands; return the bytes that are kept of it. Returns when it is
+        computed. What was looked at under its digest before is kept as it is."""
+
+    def forget(self, digest: str) -> None:
+        """Let go of what is kept of an image. Unknown ones are no error."""
+
+    def show(self, row: str, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
+        """The row's prompt has these images: to be called before anything of it is run or restored. They are
+        forgotten with the row, and copied by `fork`. Cheap: nothing is encoded here."""
+
     def prefill(
         self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
     ) -> Mapping[str, Sequence[Likelihood]]:
         """Run a chunk of the prompt of each row, in the end all of it but the last token.
 
         Several rows may be run together. What `targets` asks of some of them is answered, one for each token.
+        The images that a chunk has a part of must be kept: see `look`. A row with images is run by itself.
         If this raises, their caches are lost: drop them.
         """
 
@@ -331,7 +322,8 @@ class Engine(Protocol):
         which are those behind all tokens it was fed. Waits for the step that is under way."""
 
     def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
-        """A new row, prefilled up to where the last piece ends. `states`: the payload of a cut made there."""
+        """A new row, prefilled up to where the last piece ends. `states`: the payload of a cut made there.
+        What the row was shown holds."""
 
     def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
         """A payload as it goes into a file: arrays by name, and what JSON can hold of the rest."""

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from worker.contract import Blob
+from worker.pictures import Blob
 from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record
 

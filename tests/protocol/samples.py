@@ -92,7 +92,16 @@ FULL: list[Message] = [
         prompt="raw",
         tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
         template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
-        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        media=[
+            Media(
+                frame=0,
+                frames=2,
+                mime="image/png",
+                sha256="ab" * 32,
+                pixels_max=2**18,
+                param="messages[1].content[0]",
+            )
+        ],
         stop=["\n\n", "</end>"],
         max_tokens=64,
         ignore_eos=True,
@@ -148,6 +157,7 @@ FULL: list[Message] = [
         parameters=2**35,
         capabilities=Capabilities(
             images=True,
+            videos=True,
             tools=True,
             thinking=True,
             system_in_place=True,
@@ -598,6 +608,72 @@ BEFORE_TEXTS: list[Message] = [
 ]
 """As `FULL` before there were models that answer with numbers."""
 
+BEFORE_VIDEOS: list[Message] = [
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
+        prompt="raw",
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
+        media=[Media(frame=0, mime="image/png", sha256="ab" * 32)],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+        thinking_budget=1024,
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
+        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
+    ),
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(
+            images=True,
+            tools=True,
+            thinking=True,
+            system_in_place=True,
+            generation=False,
+            embeddings=True,
+            rerank=True,
+        ),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+        identity="0f" * 16,
+    ),
+]
+"""As `FULL` before there were videos, and limits of images."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -610,12 +686,13 @@ KINDS = {
     "before_calls": BEFORE_CALLS,
     "before_counts": BEFORE_COUNTS,
     "before_texts": BEFORE_TEXTS,
+    "before_videos": BEFORE_VIDEOS,
 }
 
 
 def media_of(message: Message) -> list[bytes]:
     """The media frames that travel behind a sample."""
-    return [IMAGE] * len(message.media) if isinstance(message, Generate) else []
+    return [IMAGE] * sum(media.frames for media in message.media) if isinstance(message, Generate) else []
 
 
 def direction_of(message: Message) -> str:

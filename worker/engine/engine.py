@@ -23,7 +23,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import NO_TARGETS, Blob, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
@@ -33,7 +33,9 @@ from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
+from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of
+from worker.pictures import Blob, Picture
 
 TOKENS_PER_CLEAR = 256
 """How deep the rows advance before buffers that are kept for reuse are given back to the system."""
@@ -51,7 +53,9 @@ class BatchEngine:
     """`contract.Engine` on MLX."""
 
     def __init__(self, model: nn.Module) -> None:
+        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images."""
         self._model = model
+        self._sight = Sight(model)
         self.is_batchable = can_decode_together(model)
         self._can_pad = self.is_batchable and can_prefill_together(model)
         self.shape = restorable_shape(model)
@@ -66,6 +70,20 @@ class BatchEngine:
         self._piece_tokens = 0
         """Of a prompt whose tokens' likelihoods are asked; 0: not known yet."""
 
+    # --- images ---
+
+    def look(self, picture: Picture) -> int:
+        """See `contract.Engine`."""
+        return self._sight.look(picture)
+
+    def forget(self, digest: str) -> None:
+        """See `contract.Engine`."""
+        self._sight.forget(digest)
+
+    def show(self, row: str, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
+        """See `contract.Engine`."""
+        self._sight.show(row, tokens, pictures)
+
     # --- prefill ---
 
     def prefill(
@@ -73,10 +91,13 @@ class BatchEngine:
     ) -> Mapping[str, Sequence[Likelihood]]:
         """See `contract.Engine`. Returns when the chunks are computed. A row with targets runs by itself."""
         silent = {row: tokens for row, tokens in chunks.items() if row not in targets}
-        if self._can_pad and len(silent) > 1 and not self._prefilling.keys() & silent.keys():
-            self._prefilling |= prefill_together(self._model, silent)
+        plain = {row: tokens for row, tokens in silent.items() if not self._sight.has(row)}
+        for row in silent.keys() - plain.keys():
+            self._sight.prefill(row, len(silent[row]), self._prefilling.setdefault(row, self._fresh()))
+        if self._can_pad and len(plain) > 1 and not self._prefilling.keys() & plain.keys():
+            self._prefilling |= prefill_together(self._model, plain)
         else:
-            for row, tokens in silent.items():
+            for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
                 self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
@@ -93,12 +114,14 @@ class BatchEngine:
         """See `contract.Engine`."""
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
+        self._sight.copy(row, copy)
 
     def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
         """See `contract.Engine`."""
         caches = self._prefilling.pop(row, None) or self._fresh()
-        drawing = Row(draw, tokens, prompt_tokens)
-        member = Member(row, len(tokens), drawing, mx.array([tokens[-1]], mx.uint32), caches)
+        drawing = Row(draw, self._sight.ids(row, tokens), prompt_tokens)
+        token = mx.array([tokens[-1]], mx.uint32)
+        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row))
         self._members[row] = member
         self._joining.append(member)
 
@@ -127,6 +150,7 @@ class BatchEngine:
         stored.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
         self._prefilling[row] = caches
+        self._sight.skip(row, sum(piece.count for piece in pieces))
 
     def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
         """See `contract.Engine`."""
@@ -173,6 +197,7 @@ class BatchEngine:
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""
         self._prefilling.pop(row, None)
+        self._sight.drop(row)
         member = self._members.pop(row, None)
         if member is None:
             return
@@ -186,6 +211,7 @@ class BatchEngine:
         """See `contract.Engine`."""
         for held in (self._prefilling, self._members, self._joining, self._groups, self._unread):
             held.clear()
+        self._sight.clear()
         mx.clear_cache()
 
     # --- bytes ---

@@ -19,7 +19,7 @@ class Member:
     """A started row.
 
     `length`: tokens of its sequence, with the pending one, which is not in its caches yet. `token`: that one,
-    [1] uint32, while the row is in no group; `caches` likewise.
+    [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Member:
     row: Row
     token: mx.array | None
     caches: RowCaches
+    shift: int = 0
     dropped: bool = False
 
 
@@ -67,7 +68,7 @@ class Group:
         """
         assert self._sampler is not None
         caches = self._own if self._batch is None else self._batch.caches
-        logits = model(self._tokens[:, None], cache=caches)[:, -1, :]
+        logits = model(self._tokens[:, None], cache=caches, **self._shifts())[:, -1, :]
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
             self._batch.advance()
@@ -80,6 +81,12 @@ class Group:
         else:
             self._finish(drawing, self._state())
         return drawing.questions
+
+    def _shifts(self) -> dict[str, mx.array]:
+        """What a model that sees is told of rows with images; the others are told nothing."""
+        if not any(member.shift for member in self.members):
+            return {}
+        return {"shifts": mx.array([[member.shift] for member in self.members], mx.int32)}
 
     def drawn(self) -> Sampled:
         """What was set out to be drawn, when its questions have been answered."""

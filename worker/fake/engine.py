@@ -10,8 +10,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.contract import NO_TARGETS, Blob, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
+from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
 from worker.fake.script import Script
+from worker.pictures import Blob, Picture
 
 TOKEN_BYTES = 16
 END = 0
@@ -38,6 +39,16 @@ class FakeEngine:
     step_ms: float
     shape: Shape | None = field(default_factory=Shape)
     rows: dict[str, FakeRow] = field(default_factory=dict)
+
+    def look(self, picture: Picture) -> int:
+        """Nothing is seen here; what would be kept of an image is as large as was said."""
+        return picture.nbytes
+
+    def forget(self, digest: str) -> None:
+        """See `look`."""
+
+    def show(self, row: str, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
+        """See `look`."""
 
     def prefill(
         self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from worker.contract import ITEM_BYTES, Blob
+from worker.pictures import ITEM_BYTES, Blob
 
 FILE_BYTES_MAX = 2**30
 HEADER_BYTES_MAX = 4 * 2**20

@@ -1,7 +1,7 @@
 """What a prefix index is made of: blocks of columns and snapshots of states, and how they are described.
 
-A prompt is a tuple of keys, each below 2**64: the id of a token, or, where an image stands, `MEDIA_KEYS` and
-above, made of the hash of its content. Prompts are the same up to a position if their keys are.
+A prompt is a tuple of keys, each below 2**64: the id of a token, or, where an image stands, one
+made of the hash of its content (`Picture.keys`). Prompts are the same up to a position if their keys are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MEDIA_KEYS = 2**32
 _DIGEST_BYTES = 20
 _ITEM_BYTES = 1000
 _KEY_BYTES = 40

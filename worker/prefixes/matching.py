@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.contract import Shape
+from worker.pictures import MEDIA_KEYS
 from worker.prefixes.eviction import Forgotten
-from worker.prefixes.items import MEDIA_KEYS, Block, Item, Part, Snapshot
+from worker.prefixes.items import Block, Item, Part, Snapshot
 from worker.prefixes.tree import snapshots_of
 
 Place = Literal["none", "ram", "disk"]

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.system import eventually
-from worker.contract import ITEM_BYTES, Blob
+from worker.pictures import ITEM_BYTES, Blob
 from worker.prefixes import files
 from worker.prefixes.disk import FAILURES_MAX, PAUSE_S, DiskTier
 from worker.prefixes.files import FILE_BYTES_MAX, HEADER_BYTES_MAX, Record

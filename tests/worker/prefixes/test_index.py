@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from worker.contract import Shape
+from worker.pictures import MEDIA_KEYS
 from worker.prefixes.eviction import FORGOTTEN_MAX
 from worker.prefixes.index import Block, Item, Match, PrefixIndex, Snapshot
-from worker.prefixes.items import MEDIA_KEYS, memory_of, snapshot_behind
+from worker.prefixes.items import memory_of, snapshot_behind
 
 Keys = tuple[int, ...]
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from worker.contract import Shape
+from worker.pictures import MEDIA_KEYS
 from worker.prefixes.index import Block, Item, PrefixIndex, Snapshot
-from worker.prefixes.items import MEDIA_KEYS, memory_of
+from worker.prefixes.items import memory_of
 
 Keys = tuple[int, ...]
 Place = tuple[str, Keys]

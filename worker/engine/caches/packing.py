@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from worker.contract import Blob
 from worker.engine.caches.stored import Columns, States
 from worker.engine.trees import arrays_of, leaves_of
+from worker.pictures import Blob
 
 _NAMES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "U16": mx.uint16, "U32": mx.uint32, "U64": mx.uint64, "I8": mx.int8,
