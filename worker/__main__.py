@@ -9,6 +9,8 @@ import sys
 from protocol import lifeline, logs, settings, sockets
 from protocol.workersettings import WorkerSettings
 from worker import spare
+from worker.config import cache_folder
+from worker.laps import Laps
 from worker.preload import preload_openblas
 
 IMPORTS = ("worker.line.service", "worker.models.load", "worker.models.text", "worker.models.encoding")
@@ -17,7 +19,8 @@ IMPORTS = ("worker.line.service", "worker.models.load", "worker.models.text", "w
 
 def main() -> int:
     """Load the model and serve the gateway until told to stop. The exit status."""
-    words = spare.words(IMPORTS, _rehearse)
+    words = spare.words(IMPORTS, _look_ahead)
+    laps = Laps()
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",
@@ -40,18 +43,20 @@ def main() -> int:
         memory_limit_bytes=configured.memory_limit_bytes,
         memory_budget=configured.memory_budget,
         task=configured.task,
+        trials=cache_folder(os.environ, sys.platform) / "trials",
+        laps=laps,
     )
     try:
-        service = Service(loader, configured)
+        service = Service(loader, configured, laps)
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()
 
 
-def _rehearse() -> None:
-    from worker.models.rehearsal import rehearse
+def _look_ahead() -> None:
+    from worker.models.beforehand import look_ahead
 
-    rehearse()
+    look_ahead()
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000
 """setpriority(2) of macOS, where the usual kind is about whole processes."""
 
 
-def words(imports: Sequence[str], rehearse: Callable[[], None] = lambda: None) -> list[str]:
+def words(imports: Sequence[str], look_ahead: Callable[[], None] = lambda: None) -> list[str]:
     """What this process is told by its command line or, where it is a spare, by its supervisor, when it is
-    needed. A spare imports the modules `imports` meanwhile; `rehearse` is called then, at its own priority.
+    needed. A spare imports the modules `imports` meanwhile; `look_ahead` is called then, at its own priority.
 
     Ends the process when the supervisor has gone before.
     """
@@ -38,7 +38,7 @@ def words(imports: Sequence[str], rehearse: Callable[[], None] = lambda: None) -
         raise SystemExit("a spare without a supervisor")
     with ThreadPoolExecutor(1, initializer=_step_back) as aside:
         aside.submit(_import, imports).result()
-    rehearse()
+    look_ahead()
     line.say("there")
     try:
         told = line.await_words()

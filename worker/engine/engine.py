@@ -28,7 +28,7 @@ from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.prefill import prefill_together
-from worker.engine.caches.trial import can_decode_together, can_prefill_together, restorable_shape
+from worker.engine.caches.proof import Abilities, prove
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
@@ -52,13 +52,14 @@ class _Unread:
 class BatchEngine:
     """`contract.Engine` on MLX."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images."""
+    def __init__(self, model: nn.Module, abilities: Abilities | None = None) -> None:
+        """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
+        `abilities`: as they have been proven of it; None: they are now."""
         self._model = model
         self._sight = Sight(model)
-        self.is_batchable = can_decode_together(model)
-        self._can_pad = self.is_batchable and can_prefill_together(model)
-        self.shape = restorable_shape(model)
+        abilities = abilities or prove(model)
+        self.is_batchable, self._can_pad = abilities.batchable, abilities.paddable
+        self.shape = abilities.shape
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._members: dict[str, Member] = {}

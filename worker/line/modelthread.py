@@ -8,11 +8,14 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from protocol.messages import Loading, Message, Ready, Request
 from protocol.tasks import require, task_of
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
 from worker.contract import EncodingModel, Loader, Model, Preparer
+from worker.laps import Laps
 from worker.line.introduction import policy_of, ready_of, ready_to_encode
 from worker.line.outbox import Outbox
 from worker.line.pool import PreparerPool
@@ -33,7 +36,15 @@ log = logging.getLogger(__name__)
 class ModelThread:
     """What other threads may know of it is in its public attributes; `inbox` is how they tell it anything."""
 
-    def __init__(self, loader: Loader, settings: WorkerSettings, incarnation: str, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        settings: WorkerSettings,
+        incarnation: str,
+        outbox: Outbox,
+        laps: Laps | None = None,
+    ) -> None:
+        """`laps`: of the process's start, which end here."""
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.counters = Counters()
         self.pool: PreparerPool | None = None
@@ -44,6 +55,7 @@ class ModelThread:
         self._settings = settings
         self._incarnation = incarnation
         self._outbox = outbox
+        self._laps = laps or Laps()
         self._loaded = 0, 0
         self._ready: Ready | None = None
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -143,7 +155,10 @@ class ModelThread:
     def _open_pool(self, open_preparer: Callable[[], Preparer | TextsPreparer]) -> None:
         self.pool = PreparerPool(open_preparer)
         self.pool.warm()
+        self._laps.lap("preparers")
 
     def _tell_ready(self, ready: Ready) -> None:
-        self._ready = ready
-        self._outbox.put(ready)
+        self._laps.lap("prefixes")
+        log.info("ready in %.2f s: %s", self._laps.total_s, self._laps)
+        self._ready = msgspec.structs.replace(ready, start_s=self._laps.rounded())
+        self._outbox.put(self._ready)

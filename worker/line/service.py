@@ -38,6 +38,7 @@ from protocol.messages import (
 from protocol.startline import Starting
 from protocol.workersettings import WorkerSettings
 from worker.contract import Loader, ModelError
+from worker.laps import Laps
 from worker.line.dealer import Line
 from worker.line.exits import EXIT_BROKEN, status_of
 from worker.line.modelthread import ModelThread
@@ -54,8 +55,8 @@ STOP_WAIT_S = 2.0
 class Service:
     """One worker process. `run` returns its exit status."""
 
-    def __init__(self, loader: Loader, settings: WorkerSettings) -> None:
-        """Connects in the background. Raises `sockets.EndpointError`."""
+    def __init__(self, loader: Loader, settings: WorkerSettings, laps: Laps | None = None) -> None:
+        """`laps`: of the process's start. Connects in the background. Raises `sockets.EndpointError`."""
         self._loader = loader
         self._settings = settings
         self._incarnation = new_incarnation()
@@ -63,7 +64,7 @@ class Service:
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
         self._line = Line(endpoint, self._incarnation, curve)
         self._outbox = Outbox()
-        self._model = ModelThread(loader, settings, self._incarnation, self._outbox)
+        self._model = ModelThread(loader, settings, self._incarnation, self._outbox, laps)
         self._requests = Requests(
             self._incarnation, model=self._model, say=self._line.say, wake=self._outbox.wake
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -26,18 +25,22 @@ from worker.contract import (
     NoRoomError,
     Progress,
 )
+from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, require_known
 from worker.models.fingerprint import fingerprint
 from worker.models.source import find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
+    from worker.engine.caches.proof import Abilities
     from worker.models.memory import Budget
 
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 64 * 2**20
 """Weights evaluated, and reported, at a time."""
+TOKENIZERS = 3
+"""One for each thread of the pool that prepares requests, and one to look into."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
 
@@ -54,23 +57,29 @@ class ModelLoader:
         memory_limit_bytes: int | None = None,
         memory_budget: int | None = None,
         task: Task | None = None,
+        trials: Path | None = None,
+        laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
-        that is kept free. `memory_budget`: bytes it may take at the most, whatever there is."""
+        that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
+        folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
         self.name = served_name or name_of(model)
         self._model = model
         self._task = task
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
         self._memory_budget = memory_budget
+        self._trials = trials
+        self._laps = laps or Laps()
 
     def load(self, progress: Progress) -> Model | EncodingModel:
         """See `contract.Loader`."""
-        began = time.monotonic()
+        self._laps.lap("start")
         folder = find_folder(self._model, self._inspect)
         config = self._inspect(folder)
+        self._laps.lap("imports")
         files = weight_files(folder, self.name)
         weight_bytes = sum(file.stat().st_size for file in files)
         budget = self._budget(weight_bytes)
@@ -91,7 +100,8 @@ class ModelLoader:
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
-        log.info("%s", describe(model.facts, config, task, weight_bytes, time.monotonic() - began))
+        self._laps.lap("fingerprint")
+        log.info("%s", describe(model.facts, config, task, weight_bytes))
         return model
 
     def _inspect(self, folder: Path) -> ModelConfig:
@@ -145,18 +155,44 @@ class ModelLoader:
 
     def _generating(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
         from worker.models.text import build_text_model
+        from worker.models.tokenizers import Tokenizers
 
-        network = load_weights(folder, progress)
-        model = build_text_model(self.name, folder, config, network)
+        laps = self._laps
+        laps.lap("imports")
+        tokenizers = Tokenizers(folder, config, TOKENIZERS)
+        try:
+            network = load_weights(folder, progress)
+            laps.lap("weights")
+            abilities = self._abilities(folder, network)
+            laps.lap("trial")
+            model = build_text_model(
+                self.name, folder, config, network, tokenizers=tokenizers, abilities=abilities
+            )
+        except BaseException:
+            tokenizers.close()
+            raise
+        laps.lap("tokenizer")
         warm_up(model.engine, rows=2)
+        laps.lap("warm-up")
         return model
+
+    def _abilities(self, folder: Path, network: Any) -> Abilities:
+        from worker.engine.caches.proof import prove
+        from worker.models.trials import Trials, key_of
+
+        key = key_of(folder, weight_files(folder, self.name), network)
+        return Trials(self._trials).abilities(key, lambda: prove(network))
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EncodingModel:
         from worker.models.encoding import build_encoding_model, load_network
 
+        self._laps.lap("imports")
         network = load_network(folder, config, task)
         evaluate(network, progress)
-        return build_encoding_model(self.name, folder, config, task, network)
+        self._laps.lap("weights")
+        model = build_encoding_model(self.name, folder, config, task, network)
+        self._laps.lap("tokenizer")
+        return model
 
 
 def load_weights(folder: Path, progress: Progress) -> Any:
@@ -246,7 +282,7 @@ def explain(error: Exception, config: ModelConfig) -> str:
     )
 
 
-def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, seconds: float) -> str:
+def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int) -> str:
     """One line for the log."""
     batching = "" if facts.batched else ", requests not batched"
     kind = {"generate": config.kind, "embed": "embedding", "rerank": "reranking"}[task]
@@ -254,7 +290,7 @@ def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, s
         f"loaded {facts.name}: {kind} model, {config.architecture}, "
         f"{_short(facts.parameters)} parameters, {_gb(weight_bytes)}, "
         f"{_gb(facts.cache_bytes_max or 0)} left for caches, "
-        f"context {facts.context_length}{batching}, in {seconds:.1f} s"
+        f"context {facts.context_length}{batching}"
     )
 
 

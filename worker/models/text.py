@@ -10,13 +10,15 @@ from mlx_lm.utils import get_total_parameters
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
+from worker.engine.caches.proof import Abilities
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
 from worker.models.format import CallFormat, Format
 from worker.models.holding import Held
-from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.prompt import PromptRules, TextPreparer
 from worker.models.template import probe
+from worker.models.tokenizers import Tokenizers
 from worker.output.calls.ids import namer_of
 from worker.output.calls.writer import Calls
 from worker.output.channels import ChannelPipeline
@@ -25,13 +27,23 @@ from worker.output.text import TextPipeline, Vocabulary
 log = logging.getLogger(__name__)
 
 
-def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.Module) -> Model:
-    """`network`: called as `network(tokens, cache=…)`. Raises `ModelError` without a tokenizer."""
+def build_text_model(
+    name: str,
+    folder: Path,
+    config: ModelConfig,
+    network: nn.Module,
+    *,
+    tokenizers: Tokenizers | None = None,
+    abilities: Abilities | None = None,
+) -> Model:
+    """`network`: called as `network(tokens, cache=…)`. `tokenizers`: some that are open. `abilities`: of the
+    network, if they are known. Raises `ModelError` without a tokenizer."""
+    tokenizers = tokenizers or Tokenizers(folder, config)
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
     # which we refuse ourselves.
     tame("transformers", logging.ERROR)
     try:
-        tokenizer = open_tokenizer(folder, config.end_tokens)
+        tokenizer = tokenizers.take()
     except Exception as error:  # nothing narrower: the tokenizers library raises Exception itself
         log.debug("%s: no tokenizer", name, exc_info=True)
         reason = " ".join(str(error).split())
@@ -44,7 +56,7 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
         rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
-        return TextPreparer(open_tokenizer(folder, config.end_tokens), rules, held)
+        return TextPreparer(tokenizers.take(), rules, held)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
         if prepared.opening is not None and prepared.tools:
@@ -56,7 +68,7 @@ def build_text_model(name: str, folder: Path, config: ModelConfig, network: nn.M
             return TextPipeline(vocabulary, prepared.stop)
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
-    engine = BatchEngine(network)
+    engine = BatchEngine(network, abilities)
     facts = Facts(
         name=name,
         context_length=config.context_length,

@@ -111,7 +111,8 @@ def test_several_models_have_a_worker_each_that_is_told_its_name_and_the_budget(
         "--unload-after=60",
     ]
     told = flags([*argv, "--endpoint=ipc:///run/x.sock"])
-    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", f"--memory-budget={2**33 - SPARE_BYTES}"]
+    budget = f"--memory-budget={2**33 - SPARE_BYTES}"
+    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", budget]
     assert told == {
         "gateway": [common, "--unload-after=60.0"],
         "worker[org/a]": [common, "--model=org/a", "--served-name=org/a", *rest],

@@ -12,7 +12,7 @@ from worker.pocket import MODEL_PATH
 log = logging.getLogger(__name__)
 
 
-def rehearse() -> None:
+def look_ahead() -> None:
     """Open a tokenizer, for which transformers imports a good deal, and look at the device; keep nothing."""
     open_tokenizer(MODEL_PATH, ())
     log.debug("%s", mx.default_device())
