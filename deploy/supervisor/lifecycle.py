@@ -50,7 +50,7 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
-from protocol.orders import Stage, Word
+from protocol.orders import Stage
 from protocol.settings import EXIT_CONFIGURATION
 
 EXIT_STOPPED = 0
@@ -146,8 +146,8 @@ class Lifecycle:
                 return self._reload_asked(event, now)
             case Serving(name):
                 return self._serves(name, now)
-            case Said(name, _, word):
-                self._said(name, word, now)
+            case Said():
+                return self._said(event, now)
             case Idle(name):
                 entry = self._children.get(name)
                 return self._children.retire(entry, now) if entry is not None and entry.leaving else []
@@ -157,11 +157,11 @@ class Lifecycle:
                 pass
         return []
 
-    def _said(self, name: str, word: Word, now: float) -> None:
-        self._spares.said(name, word)
-        entry = self._children.get(name)
-        if word == "loaded" and entry is not None and entry.state is State.RUNNING:
+    def _said(self, event: Said, now: float) -> list[Decision]:
+        entry = self._children.get(event.name)
+        if event.word == "loaded" and entry is not None and entry.state is State.RUNNING:
             entry.loaded_at = now
+        return self._spares.said(event)
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
         if event.name == SPARE:

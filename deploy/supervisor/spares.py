@@ -15,9 +15,8 @@ import enum
 import logging
 from collections.abc import Collection, Sequence
 
-from deploy.supervisor.events import Decision, Died, Give, Kill, NotStarted, Report, Start, describe
+from deploy.supervisor.events import Decision, Died, Give, Kill, NotStarted, Report, Said, Start, describe
 from deploy.supervisor.restarts import RestartPolicy
-from protocol.orders import Word
 
 SPARE = "spare"
 """Its name, in place of a child's."""
@@ -50,12 +49,14 @@ class Spares:
         due = [self._begins_at, self._given[1] if self._given else None]
         return [at for at in due if at is not None]
 
-    def said(self, name: str, word: Word) -> None:
+    def said(self, event: Said) -> list[Decision]:
         """It is there, or a child that was given it has taken what it was told."""
-        if name == SPARE and word == "there" and self.stage is Stage.BEGUN:
-            self.stage = Stage.THERE
-        elif self._given is not None and self._given[0] == name:
+        if self._given is not None and self._given[0] == event.name:
             self._given = None
+        if event.name != SPARE or event.word != "there" or self.stage is not Stage.BEGUN:
+            return []
+        self.stage = Stage.THERE
+        return [Report(f"spare is there as pid {event.pid}")]
 
     def ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
         """It has died while it waited."""

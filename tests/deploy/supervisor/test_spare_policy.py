@@ -68,7 +68,7 @@ def test_it_is_begun_once_the_worker_has_loaded_its_model_and_once_only() -> Non
     assert children.handle(None, 1.0) == []
     assert children.handle(said("a", "loaded"), 2.0) == [Start(SPARE)]
     assert children.handle(said("a", "loaded"), 3.0) == []
-    assert children.handle(THERE, 4.0) == []
+    assert deeds(children.handle(THERE, 4.0)) == []
 
 
 def test_without_takers_there_is_none() -> None:
