@@ -36,16 +36,18 @@ def running(
     environ: Mapping[str, str] | None = None,
     *,
     silent: bool = False,
+    log: Path | None = None,
 ) -> Iterator[psutil.Process]:
     """`python -m module arguments…`, with `environ` over our own variables, while the context is open.
-    `silent`: what it says is thrown away."""
-    output = subprocess.DEVNULL if silent else None
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        env={**os.environ, **(environ or {})},
-        stdout=output,
-        stderr=output,
-    )
+    `silent`: what it says is thrown away; `log`: or kept in a file."""
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(log.open("ab")) if log else subprocess.DEVNULL if silent else None
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, **(environ or {})},
+            stdout=output,
+            stderr=output,
+        )
     try:
         yield psutil.Process(process.pid)
     finally:
