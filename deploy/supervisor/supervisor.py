@@ -87,6 +87,7 @@ class Supervisor:
         self._memory_budget = memory_budget
         self._control: Control | None = None
         self._gateway: GatewayLine | None = None
+        self._has_gateway = any(child.hears for child in children)
         self._processes = Processes(self._events.put)
         self._reloads = Reloads(children)
         self._models = {child.model.name: child.name for child in children if child.model is not None}
@@ -177,9 +178,15 @@ class Supervisor:
                 name = self._processes.names().get(pid)
                 if name is None:
                     return [None]  # left behind after SIGKILL, and dead at last: another one bears its name
-                return [replace(heard, name=name)]
+                return self._named(replace(heard, name=name))
             case _:
                 return [heard]
+
+    def _named(self, event: Died | Said) -> Sequence[Event]:
+        # Where a gateway is, it says who serves: who has loaded is not known to it yet.
+        if isinstance(event, Said) and event.word == "loaded" and not self._has_gateway:
+            return [event, Serving(event.name)]
+        return [event]
 
     def _ordered(self, orders: Orders) -> Sequence[Event | None]:
         names = self._processes.names()
