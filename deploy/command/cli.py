@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Annotated
 
 import typer
@@ -25,7 +24,9 @@ PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"roundhouse {importlib.metadata.version(DISTRIBUTION)}")
+        from importlib import metadata  # takes long to import, and `serve` needs none of it
+
+        typer.echo(f"roundhouse {metadata.version(DISTRIBUTION)}")
         raise typer.Exit
 
 

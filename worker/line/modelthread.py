@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -32,6 +33,9 @@ from worker.texts import TextsPreparer
 
 log = logging.getLogger(__name__)
 
+PROGRESS_S = 2.0
+"""So often the log is told how far a load has come."""
+
 
 class ModelThread:
     """What other threads may know of it is in its public attributes; `inbox` is how they tell it anything."""
@@ -57,6 +61,7 @@ class ModelThread:
         self._outbox = outbox
         self._laps = laps or Laps()
         self._loaded = 0, 0
+        self._told_at = time.monotonic()
         self._ready: Ready | None = None
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
@@ -110,6 +115,10 @@ class ModelThread:
     def _report_progress(self, done: int, total: int) -> None:
         self._loaded = done, total
         self._outbox.put(self._loading())
+        now = time.monotonic()
+        if done < total and now - self._told_at >= PROGRESS_S:
+            self._told_at = now
+            log.info("loading: %.0f%% of %.1f GB", 100 * done / total, total / 1e9)
 
     def _loading(self) -> Loading:
         done, total = self._loaded
