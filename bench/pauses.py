@@ -1,6 +1,6 @@
 """What a worker's end costs its clients, with a spare and without: `--spare 0` and `--spare 1`, by turns.
 
-    python -m bench.pauses [--kills 50] [--reloads 10] [--model FOLDER]
+    python -m bench.pauses [--kills 50] [--reloads 10] [--model FOLDER | --gigabytes 2]
 
 Sixteen greedy streams are under way when the worker is killed with SIGKILL. The pause of a stream is the time
 from its last text before the next worker's first to that one; all texts must be those of an undisturbed run.
@@ -29,9 +29,10 @@ from typing import Any
 
 import psutil
 
+from bench.bulky import write_bulky
 from bench.client import Answer, ask, client
 from bench.gaps import gaps
-from bench.processes import free_port, running, socket_folder, wait_for
+from bench.processes import free_port, running, socket_folder, wait_for, wait_until
 from bench.rivals import Server
 from bench.timing import percentile, print_table
 
@@ -40,7 +41,6 @@ TOKENS = 160
 UNDERWAY_PIECES = 8
 KILL_AFTER_S_MAX = 1.0
 """So long, at most, from when all streams are under way."""
-SPARE_S_MAX = 120.0
 CALM_S = 6.0
 THERE = "spare is there as pid "
 SIDES = (0, 1)
@@ -81,11 +81,7 @@ class Side:
 
     def wait_for_spare(self) -> None:
         """Where one is to be there."""
-        ends_at = time.monotonic() + SPARE_S_MAX
-        while self.spare and self.there() is None:
-            if time.monotonic() > ends_at:
-                raise TimeoutError(f"no spare within {SPARE_S_MAX} s; see {self.log}")
-            time.sleep(0.1)
+        wait_until(lambda: not self.spare or self.there() is not None, f"no spare: {self.log}")
 
 
 def prompts() -> list[str]:
@@ -207,6 +203,10 @@ async def beside(side: Side, rounds: int) -> tuple[list[float], list[float], flo
     return calm, troubled, statistics.median([each[2] for each in found] or [0.0])
 
 
+def _part(side: Side, name: str) -> float:
+    return statistics.median([parts.get(name, 0.0) for parts in side.parts])
+
+
 def _row(name: str, values: Sequence[float]) -> list[str]:
     if not values:
         return [name, *["-"] * 4]
@@ -223,26 +223,26 @@ def report(sides: Sequence[Side], calm: Sequence[float], troubled: Sequence[floa
     wrong = " and ".join(str(side.wrong) for side in sides)
     legend = f"Milliseconds. {len(sides[0].parts)} kills of each; wrong or failed: {wrong}."
     print_table("Pauses of 16 streams", ["", "median", "p99", "least", "most"], rows, legend)
-    names = list(dict.fromkeys(itertools.chain(*(parts for side in sides for parts in side.parts))))
-    rows = [
-        [
-            name,
-            *(
-                f"{1000 * statistics.median([parts.get(name, 0.0) for parts in side.parts]):,.0f}"
-                for side in sides
-            ),
-        ]
-        for name in names
-    ]
-    print_table("A start, part by part", ["", *(f"--spare {side.spare}" for side in sides)], rows, "Medians.")
+    if sides[0].parts:
+        _report_parts(sides)
     if calm:
         rows = [_row("calm", calm), _row("beside a spare that is made", troubled)]
         legend = f"Milliseconds. The spare was there after {took_s:.1f} s."
         print_table("Gaps of 16 streams", ["", "median", "p99", "least", "most"], rows, legend)
-    spare = sides[-1].there()
-    if spare is not None:
+    sides[-1].wait_for_spare()
+    if (spare := sides[-1].there()) is not None:
         held = psutil.Process(spare).memory_full_info()
         print(f"The spare holds {held.rss / 1e6:.0f} MB, {held.uss / 1e6:.0f} MB of them its own.")
+
+
+def _report_parts(sides: Sequence[Side]) -> None:
+    names = list(dict.fromkeys(itertools.chain(*(parts for side in sides for parts in side.parts))))
+    rows = [[name, *(f"{1000 * _part(side, name):,.0f}" for side in sides)] for name in names]
+    shares = " and ".join(
+        f"{statistics.median(side.pauses) / max(1e-3, _part(side, 'weights')):.2f}" for side in sides
+    )
+    legend = f"Medians in milliseconds. The pause over the reading of weights: {shares}."
+    print_table("A start, part by part", ["", *(f"--spare {side.spare}" for side in sides)], rows, legend)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -251,9 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--reloads", type=int, default=10)
     parser.add_argument("--made", type=int, default=5, help="spares made beside streams")
     parser.add_argument("--model", help="a folder; none: the embedded model")
+    parser.add_argument("--gigabytes", type=float, help="a model made for this, so large")
     asked = parser.parse_args(arguments)
-    model = [f"--model={asked.model}"] if asked.model else []
     with contextlib.ExitStack() as stack:
+        folder = asked.model
+        if asked.gigabytes:
+            folder = str(write_bulky(stack.enter_context(socket_folder()) / "bulky", asked.gigabytes))
+        model = [f"--model={folder}"] if folder else []
         folders = [stack.enter_context(socket_folder()) for _ in SIDES]
         served = [
             stack.enter_context(serving(spare, model, folder))

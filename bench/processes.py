@@ -80,7 +80,7 @@ def wait_for(url: str, process: psutil.Process | None = None) -> None:
             raise ChildProcessError(f"the server of {url} has ended")
         return False
 
-    _wait_until(answers, f"{url} did not answer 200")
+    wait_until(answers, f"{url} did not answer 200")
 
 
 def kill_worker(url: str, after_s: float) -> None:
@@ -93,7 +93,7 @@ def kill_worker(url: str, after_s: float) -> None:
         raise ProcessLookupError(f"no worker serves {url}")
     time.sleep(after_s)
     os.kill(killed, signal.SIGKILL)
-    _wait_until(lambda: _serving_worker(url) not in (None, killed), f"no other worker served {url}")
+    wait_until(lambda: _serving_worker(url) not in (None, killed), f"no other worker served {url}")
 
 
 def _serving_worker(url: str) -> int | None:
@@ -102,7 +102,8 @@ def _serving_worker(url: str) -> int | None:
     return next((int(worker["pid"]) for worker in workers if worker["state"] == "ready"), None)
 
 
-def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    """Raises `TimeoutError`, which says `otherwise`."""
     deadline = time.monotonic() + START_S_MAX
     while not holds():
         if time.monotonic() > deadline:
