@@ -16,6 +16,7 @@ from broker.http.auth import Guard
 from broker.http.ids import RequestIds
 from broker.http.intake import Intake
 from broker.http.limits import BodyBudget
+from broker.http.quota import LIMITS, REMAINING, Quota
 from broker.http.timing import Timing
 from broker.line.foreman import Foreman
 from broker.line.link import Link
@@ -45,6 +46,7 @@ EXPOSED_HEADERS = (
     "x-should-retry",
     "openai-processing-ms",
     cache_header.HEADER.decode(),
+    *(name.decode() for name in (*LIMITS, *REMAINING)),
 )
 """What scripts from another origin may read of an answer."""
 
@@ -75,7 +77,7 @@ def create_app(gateway: Gateway, link: Link, foreman: Foreman | None = None) -> 
     # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
     routes = _routes(gateway, link, foreman)
     app: ASGIApp = Intake(routes, BodyBudget(gateway.settings.body_budget_bytes), no_room)
-    app = Guard(app, gateway.keyring)
+    app = Guard(Quota(app, gateway.shares), gateway.keyring)
     if gateway.settings.cors_origins:
         # Outside of the guard: a browser asks whether it may ask, and that without a key.
         app = CORSMiddleware(

@@ -17,6 +17,12 @@ from msgspec import UNSET, Raw
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
+PROMPT_ENDS = "roundhouse_prompt_ends"
+"""An option that no template sees: where the prompt of a conversation ends, if not where the model's turn has
+been opened."""
+IN_MESSAGE, BEFORE_TURN = "in_message", "before_turn"
+"""Its values: within the last message, with which the model goes on; where its turn is still to begin."""
+
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[list[dict[str, Any]] | None] = msgspec.msgpack.Decoder(
     list[dict[str, Any]] | None
@@ -54,6 +60,13 @@ def unpack(request: Generate) -> Conversation:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"The conversation cannot be read: {error}."
         raise RequestError(Code.INVALID_REQUEST, message, param="messages") from None
+
+
+def is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """The last message is one that the model could go on with: text of the assistant's own, and no calls."""
+    last: Mapping[str, Any] = messages[-1] if messages else {}
+    is_text = isinstance(last.get("content"), str) and bool(last["content"])
+    return last.get("role") == "assistant" and is_text and not last.get("tool_calls")
 
 
 def packed_bytes(request: Generate) -> int:

@@ -21,6 +21,7 @@ from protocol.parts import (
     Delta,
     Form,
     Id,
+    ImageStatus,
     Media,
     Name,
     Pid,
@@ -205,7 +206,7 @@ class Ready(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
     and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused."""
+    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none."""
 
     running: Count
     waiting: Count
@@ -213,6 +214,7 @@ class Heartbeat(Message, frozen=True):
     cache_bytes: Count = 0
     rows: list[RowStatus] = []
     prefix: PrefixStatus | None = None
+    images: ImageStatus | None = None
 
 
 class Accepted(Message, frozen=True):

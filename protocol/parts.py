@@ -208,6 +208,17 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top: list[TopPrefix] = []
 
 
+class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The encoded images that a worker keeps, and since its start how many it has `encoded`, and how many of
+    its prompts' it found kept (`hits`). Those behind a prefix that was reused whole are in neither."""
+
+    bytes: Count = 0
+    bytes_max: Count = 0
+    kept: Count = 0
+    encoded: Count = 0
+    hits: Count = 0
+
+
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker's model can be asked: to answer, with what there is for that, or for numbers alone."""
 

@@ -29,6 +29,9 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Task | None,
         Meta(description="generate, embed or rerank; none: what the model's files or its name say"),
     ] = None
+    text_only: Annotated[
+        bool, Meta(description="of a model that sees, load and serve only the part that reads and writes")
+    ] = False
     endpoint: Annotated[
         str, Meta(description="where the gateway is; empty: the socket of a gateway on port 8000")
     ] = ""
@@ -72,6 +75,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = 4 * 2**30
     prefix_cache_dir: Annotated[
         Path | None, Meta(description="their folder; none: `prefixes` in the user's cache folder")
+    ] = None
+    image_cache: Annotated[
+        Size | None,
+        Meta(description="memory for encoded images, of that for caches; none: an eighth of it"),
     ] = None
     stall_timeout_s: Annotated[
         Seconds,

@@ -13,7 +13,14 @@ from worker.config import cache_folder
 from worker.laps import Laps
 from worker.preload import preload_openblas
 
-IMPORTS = ("worker.line.service", "worker.models.load", "worker.models.text", "worker.models.encoding")
+IMPORTS = (
+    "worker.line.service",
+    "worker.models.load",
+    "worker.models.text",
+    "worker.models.trials",
+    "worker.models.vision",
+    "worker.models.encoding",
+)
 """All that is imported for any model, but its own architecture."""
 
 
@@ -43,6 +50,7 @@ def main() -> int:
         memory_limit_bytes=configured.memory_limit_bytes,
         memory_budget=configured.memory_budget,
         task=configured.task,
+        text_only=configured.text_only,
         trials=cache_folder(os.environ, sys.platform) / "trials",
         laps=laps,
     )

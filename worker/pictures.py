@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ITEM_BYTES = {
@@ -60,3 +60,13 @@ class Picture:
         seed = int(self.digest[:16], 16)
         span = 2**64 - MEDIA_KEYS
         return tuple(MEDIA_KEYS + (seed + place) % span for place in range(len(self.tokens)))
+
+
+def keyed(tokens: Sequence[int], pictures: Sequence[Picture]) -> Sequence[int]:
+    """A prompt's tokens with the keys of its images in place of theirs."""
+    if not pictures:
+        return tokens
+    keys = list(tokens)
+    for picture in pictures:
+        keys[picture.first : picture.end] = picture.keys()
+    return keys

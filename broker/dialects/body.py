@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from broker.dialects import integers
 from protocol.errors import Code, RequestError
 
 T = TypeVar("T")
@@ -18,13 +19,22 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Raises `RequestError(invalid_request)` that names the field at fault, where there is one."""
     try:
-        return decoder.decode(body)
+        return _read(decoder, body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(Code.INVALID_REQUEST, f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise RequestError(Code.INVALID_REQUEST, "The body is nested too deeply.") from None
+
+
+def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        refused = error
+    read: T = integers.decoded(decoder, body, refused)
+    return read
 
 
 def convert(value: Any, kind: type[T], place: str) -> T:

@@ -164,7 +164,6 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "truncate_prompt_tokens": _CUT,
         "max_tokens_per_doc": _CUT,
     },
-    tokens.Tokenize: {"continue_final_message": {"enum": [False, None]}},
 }
 
 _CHAT = {"type": "array", "items": _refer("chat_body.Message")}

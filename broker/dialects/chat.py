@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from broker.dialects import begun
 from broker.dialects.body import encode, encode_text
 from broker.dialects.chat_body import Body
 from broker.dialects.forms import form_of
@@ -34,6 +35,7 @@ def generate(
     """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
     offer = body.offer
     wishes = template_kwargs(body.reasoning_effort, body.enable_thinking, body.chat_template_kwargs)
+    wishes |= begun.options(messages, continues=body.continue_final_message, opens=body.add_generation_prompt)
     return Generate(
         incarnation=incarnation,
         id=id,
@@ -60,9 +62,11 @@ def generate(
 class Form:
     """`answer.Form` of chat completions."""
 
-    def __init__(self, *, logprobs: bool) -> None:
-        """`logprobs`: whether they were asked for."""
+    def __init__(self, *, logprobs: bool, functions: bool = False) -> None:
+        """`logprobs`: whether they were asked for. `functions`: a call is told as one of these, not of a
+        tool."""
         self._logprobs = logprobs
+        self._functions = functions
 
     def hear(self, choice: int, item: Accepted | Scored) -> None:
         """Nothing of it is shown."""
@@ -84,30 +88,41 @@ class Form:
         if delta.text or delta.likelihoods:
             shown["content"] = delta.text
         if delta.calls:
-            calls = _joined(delta.calls)
-            shown["tool_calls"] = [{"index": call.index, **_call(call)} for call in calls]
+            shown |= self._calls(delta.calls, numbered=True)
         return _entry(choice, shown, logprobs=chat_logprobs(delta.likelihoods) if delta.likelihoods else None)
 
+    def _calls(self, growths: Iterable[CallDelta], *, numbered: bool) -> dict[str, Any]:
+        """Where they stand in a message, or in a part of one; nothing where there are none."""
+        # Of functions there is one call.
+        calls = _joined(growth for growth in growths if not (self._functions and growth.index))
+        if self._functions:
+            return {"function_call": _call(calls[0])["function"]} if calls else {}
+        shown = [({"index": call.index} if numbered else {}) | _call(call) for call in calls]
+        return {"tool_calls": shown} if shown else {}
+
+    def _reason(self, reason: str) -> str:
+        return "function_call" if self._functions and reason == "tool_calls" else reason
+
     def closing(self, choice: int, reason: str) -> bytes:
-        return _entry(choice, {}, reason=reason)
+        return _entry(choice, {}, reason=self._reason(reason))
 
     def whole(self, choice: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
         thought = "".join(delta.reasoning for delta in deltas)
-        calls = [_call(call) for call in _joined(call for delta in deltas for call in delta.calls)]
+        calls = self._calls((call for delta in deltas for call in delta.calls), numbered=False)
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         message = {
             "role": "assistant",
             "content": text if text or not calls else None,
             "refusal": None,
             **_reasoning(thought),
-            **({"tool_calls": calls} if calls else {}),
+            **calls,
         }
         return {
             "index": choice,
             "message": message,
             "logprobs": chat_logprobs(likelihoods) if self._logprobs else None,
-            "finish_reason": reason,
+            "finish_reason": self._reason(reason),
         }
 
 

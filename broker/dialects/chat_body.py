@@ -7,10 +7,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from broker.dialects import functions as legacy
 from broker.dialects.body import check_range, decode
 from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
-from broker.dialects.tools import Offer, Tool, ToolChoice, offer
+from broker.dialects.tools import FunctionTool, Offer, Tool, ToolChoice, offer
 from protocol.errors import Code, RequestError
 
 THINKING_BUDGET_TOKENS_MAX = 2**31
@@ -49,6 +50,7 @@ class Message(Struct):
     content: str | list[TextPart | ImagePart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -65,6 +67,10 @@ class Body(FormParameters, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[FunctionTool] | None = None
+    function_call: legacy.FunctionChoice | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -79,8 +85,15 @@ class Body(FormParameters, kw_only=True):
         return next((budget for budget in budgets if budget is not None), None)
 
     @property
+    def has_functions(self) -> bool:
+        """It is from before there were tools."""
+        return self.functions is not None or self.function_call is not None
+
+    @property
     def offer(self) -> Offer:
         """Which tools may be called, and how. Raises `RequestError` naming the parameter at fault."""
+        if self.has_functions:
+            return legacy.offer(self.functions or [], self.function_call)
         return offer(self.tools or [], self.tool_choice, single=self.parallel_tool_calls is False)
 
 
@@ -97,6 +110,9 @@ def read(raw: bytes) -> Body:
     _check_thinking(body)
     _check_logprobs(body)
     _check_tool_messages(body)
+    if body.has_functions and (body.tools or body.tool_choice):
+        message = "'functions' and 'function_call' are what 'tools' and 'tool_choice' replaced: send either."
+        raise RequestError(Code.INVALID_REQUEST, message, param="functions")
     # For what they raise: what they find is small, and found again once there is a worker.
     _ = body.offer, form_of(body)
     return body

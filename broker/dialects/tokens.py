@@ -10,7 +10,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from broker.dialects.answer import failure_in
-from broker.dialects.body import decode, encode, refuse
+from broker.dialects.body import decode, encode
 from broker.dispatch.flight import Batch
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Finished, Generate
@@ -48,8 +48,6 @@ def read_tokenize(raw: bytes) -> Tokenize:
     if (body.prompt is None) != body.is_chat:
         message = "Either 'prompt' or 'messages' is required, and not both."
         raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
-    if body.continue_final_message:
-        raise refuse("continue_final_message", "is not served here: what was said once is over")
     return body
 
 
@@ -64,7 +62,7 @@ def tokenize(body: Tokenize, asked: Generate) -> Generate:
         tokens=True,
         pieces=bool(body.return_token_strs),
         special=body.add_special_tokens,
-        opens_turn=body.add_generation_prompt is not False,
+        opens_turn=body.add_generation_prompt is not False or bool(body.continue_final_message),
     )
     return replace(asked, prompt=body.prompt, tokenizing=wanted)
 

@@ -19,19 +19,19 @@ class Shares:
 
     def __init__(self, per_key_max: int | None = None) -> None:
         """None: as many as the server takes."""
-        self._per_key_max = per_key_max
+        self.per_key_max = per_key_max
         self._held: Counter[bytes] = Counter()
 
     def available(self, key: bytes) -> int | None:
         """How many more this key may have; None: no limit."""
-        return None if self._per_key_max is None else self._per_key_max - self._held[key]
+        return None if self.per_key_max is None else self.per_key_max - self._held[key]
 
     def allocate(self, key: bytes, count: int, retry_after_s: Callable[[int], float]) -> None:
         """All `count` or none. `retry_after_s`: of so many requests, when one can be expected to be done.
 
         Raises `RequestError(rate_limit_exceeded)`, or `invalid_request` where there would never be room.
         """
-        most, held = self._per_key_max, self._held[key]
+        most, held = self.per_key_max, self._held[key]
         if most is not None and held + count > most:
             if count > most:
                 message = f"{count} answers are asked for, and an API key may have {most} at once."

@@ -29,7 +29,7 @@ async def complete_chat(request: Request) -> ASGIApp:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     rendered = renderer(
         {"id": id, "object": kind, "created": int(time.time()), "model": found.model},
-        chat.Form(logprobs=bool(body.logprobs)),
+        chat.Form(logprobs=bool(body.logprobs), functions=body.has_functions),
         body,
         choices=len(requests),
     )

@@ -37,9 +37,11 @@ GATEWAY_FLAGS = (
 )
 WORKER_FLAGS = (
     "max_running",
+    "text_only",
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",
+    "image_cache",
     "drain_timeout_s",
     "curve_keys",
     "log_format",

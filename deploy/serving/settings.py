@@ -67,6 +67,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")
     ] = None
+    text_only: Annotated[
+        bool | None, Meta(description="of models that see, serve only the part that reads and writes")
+    ] = None
     max_waiting: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="requests that may wait for the worker; beyond them 503 at once"),
@@ -118,6 +121,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     prefix_cache_dir: Annotated[
         Path | None, Meta(description="their folder (default: in the user's cache folder)")
+    ] = None
+    image_cache: Annotated[
+        Size | None,
+        Meta(description="memory for encoded images (default: an eighth of what is left)"),
     ] = None
     endpoint: Annotated[
         str | None,

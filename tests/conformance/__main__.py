@@ -3,20 +3,23 @@
     make conformance [LANES="sdks agents"] [CLIENTS=DIR] [CAPABLE=1 …]
 
 `sdks`: the drivers in CLIENTS, or else our own smokes, each against a `roundhouse serve` of its own with the
-embedded model. `agents`: agents from npm, against a scripted worker that makes the right call. `fuzz`:
-requests made from the OpenAPI document. The environments are made under .venv/conformance; variables
-(CAPABLE=1) reach the drivers. The status is 1 if anything failed, or if nothing could be run.
+embedded model. `capable`, `keys`, `embeddings`, `limits`: the same against a worker that finds the right
+words (`tests.conformance.capable`), as `tests.conformance.houses` has it. `agents`: agents from npm, against
+a scripted worker that makes the right call. `fuzz`: requests made from the OpenAPI document. The environments
+are made under .venv/conformance; variables (CAPABLE=1) reach the drivers. The status is 1 if anything failed,
+or if nothing could be run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from rich.console import Console
 
 from tests.conformance.drivers import Driver, drivers_in
 from tests.conformance.environments import INSTALLED, NotMade, command_of, make, missing, variables
+from tests.conformance.houses import HOUSES, MODEL, opened
 from tests.conformance.outcomes import Outcome, show
 from tests.conformance.programs import run, serving
 
@@ -32,10 +36,11 @@ SMOKES = Path(__file__).parent / "smokes"
 COMMANDS: dict[str, tuple[str, str | None]] = {
     "agents": ("tests.conformance.agents", "npm"),
     "fuzz": ("tests.conformance.fuzz", None),
+    "loads": ("tests.conformance.loads", None),
 }
 """Lanes that are a command each, which makes what it needs: the module, and a program that must be there."""
 COMMAND_S_MAX = 7200
-LANES = ("sdks", *COMMANDS)
+LANES = ("sdks", *HOUSES, *COMMANDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +50,47 @@ class NotRun:
     what: str
 
 
-def sdks(clients: Path) -> Iterator[Outcome | NotRun]:
-    """What came of each driver in a folder. Raises `OSError`."""
+def driven(lane: str, clients: Path) -> Iterator[Outcome | NotRun]:
+    """What came of each driver in a folder that the lane is about. Raises `OSError`."""
     drivers, others = drivers_in(clients)
-    yield from (NotRun(f"{name} (nothing in the table is named so)") for name in others)
+    yield from (NotRun(f"{name} (nothing in the table is named so)") for name in others if lane == "sdks")
     for driver in drivers:
-        absent = missing(driver.environment)
-        yield NotRun(f"{driver.name} (no {absent})") if absent else _drive(driver)
+        if lane == "sdks" or HOUSES[lane].concerns(driver):
+            absent = missing(driver.environment)
+            yield NotRun(f"{lane} {driver.name} (no {absent})") if absent else _drive(lane, driver)
 
 
-def _drive(driver: Driver) -> Outcome:
+def _drive(lane: str, driver: Driver) -> Outcome:
     """In its environment, against a server of its own: what one does to it is not the next one's matter."""
-    print(f"=== {driver.name}", flush=True)
+    print(f"=== {lane} {driver.name}", flush=True)
     try:
-        return _drive_in(make(driver.environment, INSTALLED), driver)
+        return _drive_in(make(driver.environment, INSTALLED), lane, driver)
     except NotMade as error:
         print(error)
-        return Outcome("sdks", driver.name, None, why="no environment")
-    except AssertionError as error:  # of `serving`
+        return Outcome(lane, driver.name, None, why="no environment")
+    except AssertionError as error:  # of what is served
         print(error)
-        return Outcome("sdks", driver.name, None, why="the server did not start or not stop")
+        return Outcome(lane, driver.name, None, why="the server did not start or not stop")
 
 
-def _drive_in(place: Path, driver: Driver) -> Outcome:
+def _drive_in(place: Path, lane: str, driver: Driver) -> Outcome:
     with (
-        serving() as served,
+        _served(lane, driver) as (url, told),
         command_of(driver, place) as command,
         tempfile.TemporaryDirectory(prefix="rh-") as folder,
     ):
-        return run("sdks", driver.name, command, variables(place, served.url, served.model), Path(folder))
+        return run(lane, driver.name, command, {**variables(place, url), **told}, Path(folder))
+
+
+@contextlib.contextmanager
+def _served(lane: str, driver: Driver) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """An address, and what the driver is told beside it."""
+    if lane == "sdks":
+        with serving() as served:
+            yield served.url, {"MODEL": served.model}
+        return
+    with opened(HOUSES[lane]) as url:
+        yield url, {"MODEL": MODEL, **HOUSES[lane].variables(driver)}
 
 
 def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
@@ -90,8 +107,9 @@ def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
 
 def run_lanes(lanes: Sequence[str], clients: Path) -> Iterator[Outcome | NotRun]:
     """What came of each lane, in the order of the table."""
-    if "sdks" in lanes:
-        yield from sdks(clients)
+    for lane in ("sdks", *HOUSES):
+        if lane in lanes:
+            yield from driven(lane, clients)
     yield from (commanded(lane, *command) for lane, command in COMMANDS.items() if lane in lanes)
 
 

@@ -80,8 +80,8 @@ def command_of(driver: Driver, place: Path) -> Iterator[list[str]]:
         yield ["node", str(Path(copied) / driver.name)]
 
 
-def variables(place: Path, url: str, model: str) -> Mapping[str, str]:
+def variables(place: Path, url: str) -> Mapping[str, str]:
     """A driver's: ours, whatever flags it knows among them, without what would lead it elsewhere."""
     ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    told = {"BASE_URL": url, "MODEL": model, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    told = {"BASE_URL": url, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     return ours | told | {"PYTHONPYCACHEPREFIX": str(place / "bytecode")}

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.conformance.__main__ import LANES, NotRun, commanded, conclude, main, sdks
+from tests.conformance.__main__ import LANES, NotRun, commanded, conclude, driven, main
 from tests.conformance.drivers import Driver, Environment
 from tests.conformance.environments import NotMade, command_of, make, variables
 from tests.conformance.outcomes import Count, Outcome
@@ -86,7 +86,7 @@ def test_a_lane_that_is_a_command_is_run() -> None:
 
 def test_strangers_in_a_folder_of_drivers_are_told(tmp_path: Path) -> None:
     (tmp_path / "new_sdk.py").touch()
-    assert list(sdks(tmp_path)) == [NotRun("new_sdk.py (nothing in the table is named so)")]
+    assert list(driven("sdks", tmp_path)) == [NotRun("new_sdk.py (nothing in the table is named so)")]
 
 
 @pytest.mark.parametrize("argv", [["no-such-lane"], ["--clients", "no/such/folder"]])
@@ -131,6 +131,6 @@ def test_a_driver_gets_our_variables_but_none_that_lead_it_to_other_code(
 ) -> None:
     monkeypatch.setenv("CAPABLE", "1")
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    told = variables(tmp_path, "http://127.0.0.1:1", "pocket")
-    assert (told["BASE_URL"], told["MODEL"], told["CAPABLE"]) == ("http://127.0.0.1:1", "pocket", "1")
+    told = variables(tmp_path, "http://127.0.0.1:1")
+    assert (told["BASE_URL"], told["CAPABLE"]) == ("http://127.0.0.1:1", "1")
     assert "PYTHONPATH" not in told

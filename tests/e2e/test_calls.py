@@ -159,3 +159,25 @@ def test_a_completion_is_held_to_a_form_too(client: openai.OpenAI) -> None:
         model="fake", prompt="a b", max_tokens=4, extra_body={"guided_regex": "[a-z ]+"}
     )
     assert len(answer.choices[0].text.split()) == 4
+
+
+def test_functions_are_called_as_they_were_before_there_were_tools(client: openai.OpenAI) -> None:
+    said: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "!call=1 !tokens=8"}]}
+    said |= {"functions": [NOTE["function"]], "seed": 5}
+    choice = client.chat.completions.create(**said).choices[0]
+    assert choice.finish_reason == "function_call"
+    assert choice.message.function_call is not None
+    assert choice.message.function_call.name == "note"
+    assert json.loads(choice.message.function_call.arguments).keys() == {"words"}
+    assert choice.message.tool_calls is None
+    grown = [
+        chunk.choices[0].delta.function_call
+        for chunk in client.chat.completions.create(**said, stream=True)
+        if chunk.choices[0].delta.function_call
+    ]
+    assert [call.name for call in grown if call.name] == ["note"]
+    assert "".join(call.arguments or "" for call in grown) == choice.message.function_call.arguments
+    again = [*said["messages"], choice.message.model_dump(exclude_none=True)]
+    again += [{"role": "function", "name": "note", "content": "!tokens=2"}]
+    answered = client.chat.completions.create(**said | {"messages": again})
+    assert answered.choices[0].message.content

@@ -131,3 +131,23 @@ def test_objects_are_made_as_their_schemas_say(system: System, seed: int) -> Non
     made = json.loads(answer(system, *dialogue.messages[:-1], response_format=described))
     jsonschema.validate(made, form)
     assert list(made) == list(expected)
+
+
+def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:
+    asked = user("What is the capital of France?")
+    silent = {"temperature": 0, "enable_thinking": False}
+    whole = answer(system, asked, **silent)
+    begun, rest = whole[: whole.rindex(" ")], whole[whole.rindex(" ") :]
+    said = {"role": "assistant", "content": begun}
+    assert answer(system, asked, said, **silent, continue_final_message=True) == rest
+    assert answer(system, asked, said, **silent) != rest
+    body = {"model": "pocket", "max_tokens": 50, "messages": [asked, said], "temperature": 0}
+    reply = system.http.post("/v1/messages", json=body | {"thinking": {"type": "disabled"}}).json()
+    assert "".join(block["text"] for block in reply["content"]) == rest
+
+
+def test_the_tokens_of_an_answer_that_is_begun_end_with_it(system: System) -> None:
+    body = {"messages": [user("Hello"), {"role": "assistant", "content": "Good day"}]}
+    body |= {"continue_final_message": True, "add_generation_prompt": False}
+    tokens = system.http.post("/tokenize", json=body).json()["tokens"]
+    assert system.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("Good day")

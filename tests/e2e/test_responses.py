@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types.responses import (
     Response,
+    ResponseCustomToolCall,
     ResponseFunctionToolCall,
     ResponseOutputMessage,
     ResponseReasoningItem,
@@ -136,6 +137,24 @@ def test_the_clients_own_stream_puts_the_response_together(client: openai.OpenAI
     assert "response.function_call_arguments.delta" in kinds
     assert final.status == "completed"
     assert final.output_text
+
+
+def test_a_tool_that_takes_text_as_it_is_gets_text(client: openai.OpenAI) -> None:
+    taken: dict[str, Any] = {"type": "custom", "name": "note"}
+    asked = "!call=1 !tokens=8"
+    whole = ask(client, asked, tools=[taken], extra_body={"seed": 7})
+    (call,) = [item for item in whole.output if isinstance(item, ResponseCustomToolCall)]
+    assert (call.name, bool(call.call_id)) == ("note", True)
+    assert len(call.input.split()) == 4
+    events = list(
+        client.responses.create(model="fake", input=asked, tools=[taken], stream=True, extra_body={"seed": 7})
+    )
+    assert told(events[-1].response) == told(whole)
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert done.input == call.input
+    again = [{"role": "user", "content": "!tokens=2"}, *whole.output]
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    assert client.responses.create(model="fake", input=[*again, output], tools=[taken]).output_text
 
 
 # --- what is kept ------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Workers that come to harm at random instants under streams: `python -m tests.faults.failover --faults 100`.
 
 A gateway, one worker at a time, and clients who ask again as soon as they have their answers, streamed and
-whole, greedy and seeded, one choice and two, thinking, calling tools and held to forms. Every answer must be
-that of an undisturbed run. Who comes while no worker is ready is refused, as ever, and asks again.
+whole, greedy and seeded, one choice and two, half of them with images, thinking, calling tools and held to
+forms. Every answer must be that of an undisturbed run. Who comes while no worker is ready is refused, as
+ever, and asks again.
 
 `--life`: how long, at most, a worker is left alone. Requests that take longer than three lives are taken for
 what kills.
@@ -42,7 +43,7 @@ SHARE_HARMED = 0.02
 HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "swapped")
 REFUSED = {"worker_unavailable", "model_loading"}
 FLAGS = {
-    "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS)],
+    "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS), "--images"],
     "embedded": ["--max-running", str(CLIENTS)],
 }
 MODULES = {"scripted": "worker.fake", "embedded": "worker"}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import io
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+from PIL import Image
 
 from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
@@ -12,6 +17,8 @@ from tests.system import chat_body
 from worker.fake.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
 
 TOKENS_MAX = 150
+IMAGES_MAX, IMAGES_KNOWN = 3, 12
+LOOK_MS_MAX, PREFILL_MS_MAX = 20, 10
 TEXTS = ("Count from 1 to 60.", "Repeat: the quick brown fox.", "My name is Ida. What is my name?", "Hi")
 FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Porto?", "Hi")
 SCHEMA = {
@@ -54,16 +61,43 @@ def of_the_scripted(dice: random.Random) -> Question:
     tokens, choices = dice.randint(1, TOKENS_MAX), dice.choice([1, 1, 1, 2])
     thinks, calls = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)]), dice.choice([0, 0, 1, 30])
     directions = [f"!tokens={tokens}", f"!think={thinks}", f"!call={calls}"]
+    images = dice.choice([0, dice.randint(1, IMAGES_MAX)])
+    if images:
+        directions += [f"!look={dice.randint(1, LOOK_MS_MAX)}", f"!prefill={dice.randint(0, PREFILL_MS_MAX)}"]
     text = " ".join(["word"] * dice.randint(1, 9) + directions)
     fields: dict[str, object] = {"n": choices, **_form(dice), **_company(dice)}
     if seeded := dice.random() < 0.5:
         fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
     seed = int(str(fields.get("seed", 0)))
     seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
-    answers = [_answer(scripted(text, tokens, each if seeded else 0), thinks, calls) for each in seeds]
+    said = [scripted(text, tokens, each if seeded else 0, images) for each in seeds]
+    answers = [_answer(each, thinks, calls) for each in said]
     thoughts, texts, called = (list(channel) for channel in zip(*answers, strict=True))
     reasons = ["tool_calls" if any(_is_whole(call) for call in each) else "stop" for each in called]
-    return Question(chat_body(text, **fields), thoughts, texts, called, reasons, choices * (tokens + 1))
+    body = (
+        chat_body(text, **fields) if not images else seeing_body(text, _drawn_images(dice, images), **fields)
+    )
+    return Question(body, thoughts, texts, called, reasons, choices * (tokens + 1))
+
+
+def _drawn_images(dice: random.Random, count: int) -> list[str]:
+    """Of a few that all ask about, so that some are encoded for one and found by others."""
+    return [image_url(dice.randrange(IMAGES_KNOWN)) for _ in range(count)]
+
+
+@functools.cache
+def image_url(number: int) -> str:
+    """One of 256 images, as a `data:` URL."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def seeing_body(text: str, urls: Sequence[str], **fields: object) -> dict[str, object]:
+    """A chat request with images, and a text behind them."""
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content = [*images, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": content}], **fields}
 
 
 def _answer(said: str, thinks: int, calls: int) -> tuple[str, str, list[Call]]:

@@ -12,6 +12,7 @@ import httpx
 
 from tests.system import NO_TLS, chat_body, eventually, sse_documents
 from worker.fake.engine import WORDS
+from worker.fake.pictures import IMAGE_TOKENS
 
 Call = tuple[str, str]
 """Of a tool: its name, and its arguments as JSON."""
@@ -135,9 +136,9 @@ class Client(threading.Thread):
         return int(self.documents[-1]["usage"]["completion_tokens"])
 
 
-def scripted(text: str, tokens: int, seed: int = 0) -> str:
+def scripted(text: str, tokens: int, seed: int = 0, images: int = 0) -> str:
     """What the scripted engine answers a prompt: greedily, or with a seed where it draws."""
-    first = seed + 7 * len(text.split())
+    first = seed + 7 * (len(text.split()) + IMAGE_TOKENS * images)
     return "".join(f"{WORDS[(first + 7 * number) % len(WORDS)]} " for number in range(tokens))
 
 

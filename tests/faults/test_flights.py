@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults import failover
+from tests.faults.questions import image_url, seeing_body
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import Process, System, chat_body, eventually, running_system
 
-STEP = ("--step-ms", "5")
+STEP = ("--step-ms", "5", "--images")
 POISON = "a poisoned one !die=7 !tokens=20"
 POISON_AT_ONCE = "a poisoned one !burst"
 
@@ -75,6 +76,11 @@ def in_flight(system: System) -> int:
     return int(system.http.get("/v1/status").json()["gateway"]["in_flight"])
 
 
+def running(system: System) -> int:
+    """How many rows the worker runs, as it last said."""
+    return sum(worker["running"] for worker in system.http.get("/v1/status").json()["workers"])
+
+
 def assert_undisturbed(clients: list[Client], tokens: int) -> None:
     for number, client in enumerate(clients):
         assert client.texts == [scripted(prompt(number, tokens), tokens)]
@@ -97,6 +103,41 @@ def test_the_embedded_model_goes_on_with_the_same_text_whatever_is_asked(tmp_pat
         outcome = failover.run(stage, failover.kill, 1, seed=3, clients=6)
     assert outcome.wrong == []
     assert outcome.answers >= 6
+
+
+@pytest.mark.parametrize("direction", ["!look=1000", "!prefill=1000"])
+def test_a_worker_killed_while_it_encodes_or_runs_an_image_costs_nobody_an_answer(
+    tmp_path: Path, direction: str
+) -> None:
+    with supervised(tmp_path) as (system, supervisor):
+        streams = [ask(system.url, prompt(n, 300)) for n in range(8)]
+        wait_until_flowing(streams)
+        text = f"look {direction} !tokens=60"
+        seeing = Client(system.url, seeing_body(text, [image_url(1), image_url(2)]))
+        seeing.start()
+        eventually(lambda: running(system) > len(streams), within_s=20, what="the image is begun")
+        assert not seeing.read
+        supervisor.worker.kill()
+        wait_for([*streams, seeing], 60)
+        assert supervisor.deaths == 1
+        assert_undisturbed(streams, 300)
+        assert seeing.texts == [scripted(text, 60, images=2)]
+
+
+def test_a_worker_killed_in_the_middle_of_answers_about_images_costs_nobody_an_answer(tmp_path: Path) -> None:
+    with supervised(tmp_path) as (system, supervisor):
+        texts = [f"look {'now ' * number}!tokens=300" for number in range(8)]
+        fields = {"stream": True, "stream_options": {"include_usage": True}}
+        seeing = [
+            Client(system.url, seeing_body(text, [image_url(number)], **fields))
+            for number, text in enumerate(texts)
+        ]
+        for client in seeing:
+            client.start()
+        wait_until_flowing(seeing)
+        supervisor.worker.kill()
+        wait_for(seeing, 60)
+        assert [client.texts for client in seeing] == [[scripted(text, 300, images=1)] for text in texts]
 
 
 def test_log_probabilities_go_on_too(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ _SOURCES = (
     "configs.py",
     "corpus.py",
     "encoders.py",
+    "eyes.py",
+    "eyes_configs.py",
     "make.py",
     "tokenizer.py",
     "weights.py",

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from tests.models.configs import CONFIGS, Config, context_tokens, generation_config
 from tests.models.encoders import ENCODERS, make_encoder
+from tests.models.eyes import EYES, make_eyes
 from tests.models.tokenizer import END_OF_TURN, PADDING, save_tokenizer, train_tokenizer
 from tests.models.weights import draw_weights, quantized
 from tests.models.zoo import ZOO
@@ -28,11 +29,13 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     """Write the model called `name` into `folder`, made if absent, and return `folder`.
 
     `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text), and the zoo has one for each other
-    kind of cache; those of `encoders` answer with numbers. All float32 (or quantized) and under 4 MB. Raises
-    ValueError for another name.
+    kind of cache; those of `encoders` answer with numbers, those of `eyes` see. All float32 (or quantized)
+    and under 4 MB. Raises ValueError for another name.
     """
     if name in ENCODERS:
         return make_encoder(name, folder, seed)
+    if name in EYES:
+        return make_eyes(name, folder, seed)
     if name not in NAMES and name not in ZOO:
         raise ValueError(f"no model is called {name!r}; there are {', '.join((*NAMES, *ZOO))}")
     # transformers encodes every Qwen3.5 prompt in NFC whatever its tokenizer.json says; let it say so.
@@ -63,7 +66,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Write a tiny random-weight model.")
-    parser.add_argument("name", choices=(*NAMES, *ZOO, *ENCODERS))
+    parser.add_argument("name", choices=(*NAMES, *ZOO, *ENCODERS, *EYES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -70,7 +70,7 @@ SCALES = {
     # Loading it makes every row of the output layer one unit long.
     "baichuan_m1": Scales(embedding=1.0, final_norm=4.0, branch=2.0, query=3.0),
 }
-_UNTIED = Scales(embedding=1.0, final_norm=1.0, branch=2.0, query=3.0)
+UNTIED = Scales(embedding=1.0, final_norm=1.0, branch=2.0, query=3.0)
 _TIED = Scales(embedding=0.1, final_norm=5.0, branch=2.0, query=3.0)
 
 
@@ -98,11 +98,11 @@ def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dic
     if config["tie_word_embeddings"]:
         # Gemma 3's constructor makes an output layer that loading drops again.
         shapes.pop("lm_head.weight", None)
-    scales = SCALES.get(config["model_type"], _TIED if config["tie_word_embeddings"] else _UNTIED)
+    scales = SCALES.get(config["model_type"], _TIED if config["tie_word_embeddings"] else UNTIED)
     with mx.stream(mx.cpu):
         keys = mx.random.split(mx.random.key(seed), len(shapes))
         weights = {
-            name: _draw(name, shapes[name], key, scales)
+            name: draw(name, shapes[name], key, scales)
             for name, key in zip(sorted(shapes), keys, strict=True)
         }
         output = next(name for name in shapes if name.endswith(_output_names(config)))
@@ -138,7 +138,7 @@ def _output_names(config: dict[str, Any]) -> tuple[str, ...]:
     return ("lm_head.weight",)
 
 
-def _draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
+def draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
     """Draw one parameter around a mean; `spread` is half the width of the uniform distribution."""
     mean, spread = _distribution(name.split("."), shape, scales)
     return mean + spread * (2.0 * mx.random.uniform(shape=shape, key=key) - 1.0)

@@ -44,6 +44,7 @@ from protocol.parts import (
     Capabilities,
     Delta,
     Form,
+    ImageStatus,
     Likelihood,
     Media,
     PrefixStatus,
@@ -203,6 +204,7 @@ FULL: list[Message] = [
             misses={"diverged": 30, "evicted": 10},
             top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
         ),
+        images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
     ),
     Accepted(
         incarnation=WORKER,
@@ -699,6 +701,44 @@ BEFORE_LAPS: list[Message] = [
 ]
 """As `FULL` before workers told what their start took."""
 
+BEFORE_IMAGES: list[Message] = [
+    Heartbeat(
+        incarnation=WORKER,
+        running=3,
+        waiting=70000,
+        steps=2**40,
+        cache_bytes=2**36,
+        rows=[
+            RowStatus(
+                id="chatcmpl-1",
+                phase="decode",
+                prompt_tokens=300,
+                prefilled=300,
+                answered=12,
+                seconds=2.5,
+                first_token_s=0.25,
+                reuse=REUSE,
+            ),
+            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+        ],
+        prefix=PrefixStatus(
+            ram_bytes=2**32,
+            ram_limit=2**33,
+            disk_bytes=2**34,
+            disk_limit=2**35,
+            blocks=90,
+            snapshots=7,
+            lookups=1000,
+            hits=960,
+            prompt_tokens=2**33,
+            reused_tokens=2**32,
+            misses={"diverged": 30, "evicted": 10},
+            top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+        ),
+    ),
+]
+"""As `FULL` before encoded images were kept."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -712,6 +752,7 @@ KINDS = {
     "before_counts": BEFORE_COUNTS,
     "before_texts": BEFORE_TEXTS,
     "before_videos": BEFORE_VIDEOS,
+    "before_images": BEFORE_IMAGES,
     "before_laps": BEFORE_LAPS,
 }
 

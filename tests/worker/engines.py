@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from protocol.messages import Events, Failed, Finished, Message
 from protocol.parts import Capabilities, Delta
 from worker.contract import (
     NO_TARGETS,
-    Blob,
     Cut,
     Draw,
     Facts,
@@ -26,6 +26,7 @@ from worker.contract import (
     Step,
     Targets,
 )
+from worker.pictures import MEDIA_KEYS, Blob, Picture
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Drop, Stop, Submit
@@ -37,6 +38,14 @@ from worker.schedule.store import Store
 
 END = 0
 INCARNATION = "worker-1"
+
+Image = tuple[str, int, int]
+"""A name, which makes its digest, where it stands in the prompt, and how many tokens it has, a byte each."""
+
+
+def picture(name: str, first: int, tokens: int) -> Picture:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return Picture(digest, first, (7,) * tokens, {}, nbytes=tokens)
 
 
 class Broken(Exception):
@@ -82,6 +91,12 @@ class ScriptedEngine:
     ill: dict[str, int] = field(default_factory=dict)
     """After how many tokens a row's grammar fails."""
     broken: bool = False
+    looks: list[str] = field(default_factory=list)
+    """The digests that were encoded, in order."""
+    kept: dict[str, int] = field(default_factory=dict)
+    shown: dict[str, tuple[Picture, ...]] = field(default_factory=dict)
+    swells: float = 1.0
+    """What is kept of an image, by what was estimated."""
     probes: int = 0
     resets: int = 0
 
@@ -91,6 +106,42 @@ class ScriptedEngine:
 
     def _whole(self, row: str) -> tuple[int, ...]:
         return (*self.prompts[row], *self.scripts.get(row, ()))
+
+    def look(self, picture: Picture) -> int:
+        if picture.digest in self.kept:
+            self.breaches.append(f"{picture.digest} is encoded twice")
+        self.takes("look", len(picture.tokens))
+        self._call("look")
+        self.looks.append(picture.digest)
+        self.kept[picture.digest] = round(self.swells * picture.nbytes)
+        return self.kept[picture.digest]
+
+    def forget(self, digest: str) -> None:
+        if digest not in self.kept:
+            self.breaches.append(f"{digest} is forgotten, and was not kept")
+        self.kept.pop(digest, None)
+
+    def show(self, row: str, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
+        self._call("show")
+        if self.prefilled.get(row) or row in self.decoding:
+            self.breaches.append(f"{row} is shown images when it has begun")
+        if tuple(tokens) != self._whole(row)[: len(tokens)]:
+            self.breaches.append(f"{row} is shown images in {tokens}")
+        self.shown[row] = tuple(pictures)
+
+    def _check_images(self, row: str, begin: int, tokens: Sequence[int], *, alone: bool) -> None:
+        """What is run or restored of a row is known to have its images, and what is run, to be kept."""
+        if all(token < MEDIA_KEYS for token in self.prompts[row]):
+            return
+        if row not in self.shown or not alone:
+            self.breaches.append(f"{row} is run with others, or its images were not shown")
+        for picture in self.shown.get(row, ()):
+            if (
+                picture.first < begin + len(tokens)
+                and picture.end > begin
+                and picture.digest not in self.kept
+            ):
+                self.breaches.append(f"{row} is run at {begin} without its image")
 
     def prefill(
         self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
@@ -109,6 +160,7 @@ class ScriptedEngine:
                 self.breaches.append(f"{row} is run with others half way")
             if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
                 self.breaches.append(f"{row} at {len(cached)} is given {tokens}")
+            self._check_images(row, len(cached), tokens, alone=len(chunks) == 1)
         self.groups.append(list(chunks))
         self.sizes.append(sum(map(len, chunks.values())))
         self.takes("prefill", self.sizes[-1])
@@ -137,6 +189,8 @@ class ScriptedEngine:
             self.breaches.append(f"{copy} is made of {row} at the wrong time")
         self.forks.append((row, copy))
         self.prefilled[copy] = list(self.prefilled[row])
+        if row in self.shown:
+            self.shown[copy] = self.shown[row]
 
     def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
         if row == PROBE:
@@ -170,6 +224,7 @@ class ScriptedEngine:
     def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
         if row in self.prefilled or row in self.decoding:
             self.breaches.append(f"{row} is restored over what it has")
+        self._check_images(row, 0, (), alone=True)
         cached: list[int] = []
         for piece in pieces:
             assert isinstance(piece.payload, tuple)
@@ -214,11 +269,13 @@ class ScriptedEngine:
     def drop(self, row: str) -> None:
         self.prefilled.pop(row, None)
         self.decoding.pop(row, None)
+        self.shown.pop(row, None)
 
     def reset(self) -> None:
         self.resets += 1
         self.prefilled.clear()
         self.decoding.clear()
+        self.shown.clear()
 
     def cache_bytes(self) -> int:
         drawn = sum(state.number - state.first for state in self.decoding.values())
@@ -297,10 +354,12 @@ class House:
     admission_window_s: float = 0.0
     store_bytes: int | None = None
     """What may be stored; None: nothing is, nor reused. Else the engine has a shape."""
+    image_bytes_max: int | None = None
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     inbox: Inbox = field(default_factory=Inbox)
     published: list[Message] = field(default_factory=list)
     pipelines: dict[str, Callable[[], Pipeline]] = field(default_factory=dict)
+    pictures: dict[str, tuple[Picture, ...]] = field(default_factory=dict)
     backlog: Callable[[], int] = lambda: 0
     publish_also: Callable[[], object] = lambda: None
     """Called with every message."""
@@ -325,6 +384,7 @@ class House:
                     prefill_tokens=self.prefill_tokens,
                     bytes_max=self.bytes_max,
                     row_bytes=self.engine.row_bytes,
+                    image_bytes_max=self.image_bytes_max,
                 ),
                 self.store.index if self.store else None,
             ),
@@ -358,12 +418,17 @@ class House:
         resume: tuple[int, ...] = (),
         echo: bool = False,
         scored: int = 0,
+        images: Sequence[Image] = (),
     ) -> None:
         """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one, or
-        it has `tokens`."""
+        it has `tokens`. `images` stand in place of what these have there."""
         first = 100_000 * (1 + len(self.engine.prompts))
         if not tokens:
             tokens = tuple(range(first, first + prompt)) if like is None else self.engine.prompts[like]
+        pictures = tuple(picture(*image) for image in images) if like is None else self.pictures[like]
+        for each in pictures:
+            tokens = (*tokens[: each.first], *each.keys(), *tokens[each.end :])
+        self.pictures[id] = pictures
         self.engine.prompts[id], self.engine.scripts[id] = tokens, script
         request = Prepared(
             id=id,
@@ -379,6 +444,7 @@ class House:
             resume=resume,
             echo=echo,
             scored=scored,
+            pictures=pictures,
         )
         self.inbox.put(Submit(request))
 
@@ -397,6 +463,12 @@ class House:
         assert len(self.loop.scheduler) == 0
         assert self.engine.prefilled == {}
         assert self.engine.decoding == {}
+        assert self.engine.shown == {}
+        status = self.loop.scheduler.image_status
+        if status is not None:
+            kept = self.engine.kept.values()
+            assert (status.bytes, status.kept) == (sum(kept), len(kept))
+            assert status.bytes <= status.bytes_max or len(kept) == 1
         if self.store:
             held = [item for item in self.store.index._tree.items.values() if item.holds]
             assert held == []

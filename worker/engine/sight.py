@@ -15,8 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
-from mlx_vlm.models import cache as vlm
+from mlx_lm.models.cache import KVCache
 
 from worker.engine.caches.batch import RowCaches, leaf_caches
 from worker.pictures import Blob, Picture
@@ -43,8 +42,10 @@ class VisionNetwork(nn.Module):
 
     def make_cache(self) -> RowCaches:
         """Empty caches of a row, one for each layer."""
+        from worker.engine.caches.twins import twin  # models of text start without mlx-vlm
+
         own = getattr(self.whole.language_model, "make_cache", None)
-        return [_twin(cache) for cache in own()] if own else [KVCache() for _ in self.layers]
+        return [twin(cache) for cache in own()] if own else [KVCache() for _ in self.layers]
 
     def __call__(
         self, tokens: mx.array, cache: RowCaches | None = None, shifts: mx.array | None = None, **inputs: Any
@@ -75,31 +76,6 @@ class VisionNetwork(nn.Module):
         ids = mx.array([list(tokens)], mx.int32)
         positions, shift = self.whole.language_model.get_rope_index(ids, **grids)
         return mx.broadcast_to(positions, (3, 1, len(tokens))), int(shift.item())
-
-
-class _StateCache(vlm.ArraysCache):
-    """Upstream's, merged of empty rows, claims that they are padded on the left by nothing, and then forgets
-    what they are padded by on the right."""
-
-    def prepare(self, lengths: Any = None, **padding: Any) -> None:
-        upstream: Any = super()
-        upstream.prepare(lengths=lengths, **padding)
-        self.left_padding = None
-
-
-def _twin(cache: Any) -> Any:
-    """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged; what has no twin stays."""
-    match cache:
-        case vlm.RotatingKVCache():
-            return RotatingKVCache(cache.max_size, cache.keep)
-        case vlm.KVCache():
-            return KVCache()
-        case vlm.ArraysCache():
-            return _StateCache(len(cache.cache))
-        case vlm.CacheList():
-            return CacheList(*map(_twin, cache.caches))
-        case _:
-            return cache
 
 
 def _positions(tokens: mx.array, cache: RowCaches | None, shifts: mx.array | None) -> mx.array:
@@ -187,7 +163,14 @@ class Sight:
         grids = {
             name: mx.concatenate([array_of(blob) for blob in blobs]) for name, blobs in found.items() if blobs
         }
-        self._shown[row] = Shown(tuple(ids), tuple(pictures), *self._network.places(ids, grids))
+        # Behind the last image a token is a position; what an answer has may look like an image and is none.
+        end = max((picture.end for picture in pictures), default=0)
+        positions, shift = self._network.places(ids[:end], grids)
+        if positions is not None:
+            behind = mx.arange(end, len(ids), dtype=positions.dtype) + shift
+            behind = mx.broadcast_to(behind, (3, 1, len(ids) - end))
+            positions = mx.concatenate([positions, behind], axis=2)
+        self._shown[row] = Shown(tuple(ids), tuple(pictures), positions, shift)
 
     def has(self, row: str) -> bool:
         """Whether a row was shown images."""

@@ -12,5 +12,6 @@ position, as the real engine promises. Words that begin with `!` are directions:
     !burst      the process is killed in the prefill    (of a prompt with two words or more)
     !bad        the request can't be prepared           !text=S    the answer's every token reads S
     !prefill=MS a chunk of this prompt takes so long   !think=N    the first N tokens are thoughts
+    !look=MS    each image of it takes so long          !blind      none of its images can be encoded
     !call=N     behind two words the answer calls the tool `note` N times, with some words each
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
+from worker.fake.pictures import FakeSight
 from worker.fake.script import Script
 from worker.pictures import Blob, Picture
 
@@ -39,16 +40,16 @@ class FakeEngine:
     step_ms: float
     shape: Shape | None = field(default_factory=Shape)
     rows: dict[str, FakeRow] = field(default_factory=dict)
+    sight: FakeSight = field(default_factory=FakeSight)
 
     def look(self, picture: Picture) -> int:
-        """Nothing is seen here; what would be kept of an image is as large as was said."""
-        return picture.nbytes
+        return self.sight.look(picture)
 
     def forget(self, digest: str) -> None:
-        """See `look`."""
+        self.sight.forget(digest)
 
     def show(self, row: str, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
-        """See `look`."""
+        self.sight.show(row, pictures)
 
     def prefill(
         self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
@@ -57,11 +58,14 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if any(self._script(row).oom for row in chunks):
             raise MemoryError("scripted: out of memory")
+        for row, tokens in chunks.items():
+            self.sight.ran(row, tokens)
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
         return {row: [_likelihood(token, of.top) for token in of.tokens] for row, of in targets.items()}
 
     def fork(self, row: str, copy: str) -> None:
         """Rows have no caches here."""
+        self.sight.copy(row, copy)
 
     def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
         script = self._script(row)
@@ -98,9 +102,11 @@ class FakeEngine:
 
     def drop(self, row: str) -> None:
         self.rows.pop(row, None)
+        self.sight.drop(row)
 
     def reset(self) -> None:
         self.rows.clear()
+        self.sight.clear()
 
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
         """Rows have no caches here, so copies are of nothing, at the price of tokens."""
@@ -109,6 +115,7 @@ class FakeEngine:
 
     def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
         """See `cut`."""
+        self.sight.restored(row, sum(piece.count for piece in pieces))
 
     def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
         return {"nothing": Blob("U8", (TOKEN_BYTES,), bytes(TOKEN_BYTES))}, payload

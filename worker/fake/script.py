@@ -18,12 +18,14 @@ class Script:
     tokens: int = TOKENS_DEFAULT
     slow_ms: float = 0.0
     prefill_ms: float = 0.0
+    look_ms: float = 0.0
     die: int | None = None
     hang: int | None = None
     fail: int | None = None
     oom: bool = False
     burst: bool = False
     bad: bool = False
+    blind: bool = False
     text: str | None = None
     think: int = 0
     call: int = 0
@@ -47,12 +49,14 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "tokens": ("tokens", int),
     "slow": ("slow_ms", float),
     "prefill": ("prefill_ms", float),
+    "look": ("look_ms", float),
     "die": ("die", int),
     "hang": ("hang", int),
     "fail": ("fail", int),
     "oom": ("oom", lambda value: True),
     "burst": ("burst", lambda value: True),
     "bad": ("bad", lambda value: True),
+    "blind": ("blind", lambda value: True),
     "text": ("text", str),
     "think": ("think", int),
     "call": ("call", int),

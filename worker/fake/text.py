@@ -13,6 +13,7 @@ from protocol.messages import Generate
 from protocol.parts import CallDelta, Tokenizing
 from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
+from worker.fake.pictures import pictures_in, with_keys
 from worker.fake.script import Script
 
 CONTEXT_LENGTH = 8192
@@ -41,7 +42,8 @@ class FakePreparer:
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        tokens = _tokens(request, text) or (1,)
+        pictures = pictures_in(unpack(request).messages or [], request.media, media, script)
+        tokens = with_keys(_tokens(request, text), pictures) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
             by_memory = self.context_length < CONTEXT_LENGTH
@@ -68,6 +70,7 @@ class FakePreparer:
             echo=request.echo,
             scored=request.scored,
             echo_text=_echo_text(request),
+            pictures=pictures,
             script=script,
         )
 

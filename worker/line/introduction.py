@@ -8,16 +8,37 @@ from worker.contract import Facts, Model
 from worker.schedule.ledger import Ledger
 from worker.schedule.scheduler import Policy
 
+_IMAGES_SHARE = 1 / 8
+"""Of the memory for caches. What is kept of an image of so many tokens is less than an eighth of what their
+caches take, in most families: whatever image fits there fits here."""
+_IMAGES_DEFAULT = 2**28
+
 
 def policy_of(settings: WorkerSettings, model: Model) -> Policy:
     """What the scheduler of this model keeps to."""
-    limit = settings.cache_limit_bytes
+    given = settings.cache_limit_bytes
+    limit = model.facts.cache_bytes_max if given is None else given
+    images = _image_bytes(settings, model.facts, limit)
     return Policy(
         rows_max=settings.max_running,
         prefill_tokens=settings.prefill_tokens,
         inter_token_target_s=settings.inter_token_target_s,
-        bytes_max=model.facts.cache_bytes_max if limit is None else limit,
+        bytes_max=None if limit is None else limit - images,
         row_bytes=model.engine.row_bytes,
+        image_bytes_max=images,
+    )
+
+
+def _image_bytes(settings: WorkerSettings, facts: Facts, limit: int | None) -> int:
+    """What encoded images may take of the memory for caches, at most half."""
+    if not (facts.capabilities.images or facts.capabilities.videos):
+        return 0
+    if limit is None:
+        return _IMAGES_DEFAULT if settings.image_cache is None else settings.image_cache
+    return (
+        round(limit * _IMAGES_SHARE)
+        if settings.image_cache is None
+        else min(settings.image_cache, limit // 2)
     )
 
 

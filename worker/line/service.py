@@ -215,6 +215,7 @@ class Service:
                 cache_bytes=counters.cache_bytes,
                 rows=counters.rows,
                 prefix=counters.prefix,
+                images=counters.images,
             )
         )
         self._logbook.note(logbook.describe(counters.steps, counters.rows))

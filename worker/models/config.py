@@ -24,6 +24,10 @@ _CONTEXT_KEYS = (
     "model_max_length",
 )
 
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+_VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
+"""What describes the part of a model that sees: in a few older ones it is but a name."""
+
 ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})
 """Architectures that read texts and write none: mlx-vlm's."""
 
@@ -46,13 +50,12 @@ class ModelConfig:
 def read_config(folder: Path, name: str) -> ModelConfig:
     """Raises `ModelError` for a folder without a readable config.json."""
     config = _read_object(folder / "config.json", name)
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) else {}
+    text: dict[str, Any] = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), dict)), {})
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
         raise ModelError(f"{name}: config.json names no model_type. Name a language model's folder.")
     return ModelConfig(
-        kind="vision" if text and isinstance(config.get("vision_config"), dict) else "text",
+        kind="vision" if any(config.get(key) for key in _VISION_KEYS) else "text",
         architecture=architecture,
         context_length=_context_length(folder, config, text),
         vocabulary=_first_count(("vocab_size",), config, text) or 0,
@@ -62,19 +65,35 @@ def read_config(folder: Path, name: str) -> ModelConfig:
 
 
 def require_known(config: ModelConfig, name: str) -> None:
-    """Raises `ModelError` unless mlx-lm implements the architecture, or it is an encoder's. Imports none of
-    its models."""
-    if config.architecture in ENCODERS:
+    """Raises `ModelError` unless mlx-lm implements the architecture, or mlx-vlm that of an encoder or of a
+    model that sees. Imports none of their models."""
+    if config.architecture in ENCODERS or reads(config) or (config.kind == "vision" and sees(config)):
         return
     from mlx_lm import __version__
+
+    raise ModelError(
+        f"{name}: mlx-lm {__version__} does not know the architecture {config.architecture!r}. "
+        "A newer mlx-lm may; otherwise choose another model."
+    )
+
+
+def reads(config: ModelConfig) -> bool:
+    """Whether mlx-lm implements the architecture."""
     from mlx_lm.utils import MODEL_REMAPPING
 
-    module = MODEL_REMAPPING.get(config.architecture, config.architecture)
-    if not module.isidentifier() or importlib.util.find_spec(f"mlx_lm.models.{module}") is None:
-        raise ModelError(
-            f"{name}: mlx-lm {__version__} does not know the architecture {config.architecture!r}. "
-            "A newer mlx-lm may; otherwise choose another model."
-        )
+    return _is_module("mlx_lm", MODEL_REMAPPING.get(config.architecture, config.architecture))
+
+
+def sees(config: ModelConfig) -> bool:
+    """Whether mlx-vlm does."""
+    from mlx_vlm.utils import MODEL_REMAPPING
+
+    architecture = config.architecture.lower()
+    return _is_module("mlx_vlm", MODEL_REMAPPING.get(architecture, architecture))
+
+
+def _is_module(package: str, module: str) -> bool:
+    return module.isidentifier() and importlib.util.find_spec(f"{package}.models.{module}") is not None
 
 
 def _read_object(file: Path, name: str) -> dict[str, Any]:

@@ -26,14 +26,16 @@ from worker.contract import (
     Progress,
 )
 from worker.laps import Laps
-from worker.models.config import ModelConfig, read_config, require_known
+from worker.models.config import ModelConfig, read_config, reads, require_known
+from worker.models.explain import describe, explain, explain_blindness, in_bytes
 from worker.models.fingerprint import fingerprint
 from worker.models.source import find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
-    from worker.engine.caches.proof import Abilities
+    from worker.models.eyes import Eyes
     from worker.models.memory import Budget
+    from worker.models.tokenizers import Tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +59,20 @@ class ModelLoader:
         memory_limit_bytes: int | None = None,
         memory_budget: int | None = None,
         task: Task | None = None,
+        text_only: bool = False,
         trials: Path | None = None,
         laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
-        `task`: what it is to do, where somebody knows better than its folder says.
+        `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
+        see, though it could.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
         self.name = served_name or name_of(model)
         self._model = model
         self._task = task
+        self._text_only = text_only
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
         self._memory_budget = memory_budget
@@ -84,8 +89,6 @@ class ModelLoader:
         weight_bytes = sum(file.stat().st_size for file in files)
         budget = self._budget(weight_bytes)
         task = find_task(folder, config, name_of(self._model), self._task)
-        if config.kind == "vision":
-            log.info("%s: sees images, but this version runs its text half only", self.name)
         prepare_device(budget)
         model, reason = self._attempt(folder, config, task, progress)
         if model is None:
@@ -96,7 +99,7 @@ class ModelLoader:
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
-            fingerprint=fingerprint(folder / "config.json", files, _versions()),
+            fingerprint=fingerprint(folder / "config.json", files, _versions(model.facts)),
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
@@ -135,8 +138,8 @@ class ModelLoader:
 
     def _too_large(self, weight_bytes: int, budget: Budget) -> str:
         return (
-            f"{self.name}: its weights take {_gb(weight_bytes)}, and of {_gb(budget.limit)} there may be "
-            f"used {_gb(budget.usable)}."
+            f"{self.name}: its weights take {in_bytes(weight_bytes)}, and of {in_bytes(budget.limit)} there "
+            f"may be used {in_bytes(budget.usable)}."
         )
 
     def _attempt(
@@ -154,34 +157,78 @@ class ModelLoader:
             return None, explain(error, config)
 
     def _generating(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
-        from worker.models.text import build_text_model
         from worker.models.tokenizers import Tokenizers
 
-        laps = self._laps
-        laps.lap("imports")
+        self._laps.lap("imports")
         tokenizers = Tokenizers(folder, config, TOKENIZERS)
+        if config.kind == "vision" and not self._text_only:
+            model, reason = self._seeing(folder, config, tokenizers, progress)
+            if model is not None:
+                return model
+            # From outside the handler, as in `load`: there is room for one set of weights.
+            from worker.models import memory
+
+            memory.release()
+            if not reads(config):
+                raise ModelError(f"{self.name}: {reason}")
+            log.warning("%s: its images are not served, only text: %s", self.name, reason)
+        return self._reading(folder, config, tokenizers, progress)
+
+    def _reading(
+        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+    ) -> Model:
+        network = load_weights(folder, progress)
+        self._laps.lap("weights")
+        return self._built(folder, config, network, tokenizers)
+
+    def _seeing(
+        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+    ) -> tuple[Model | None, str]:
+        """The model with its eyes, or why it cannot be served with them."""
+        from worker.models.trials import Trials, key_of
+        from worker.models.vision import load_network, open_eyes, require_files, try_eyes
+
+        laps = self._laps
         try:
-            network = load_weights(folder, progress)
+            require_files(folder)
+            laps.lap("imports")
+            network = load_network(folder)
+            eyes, processor = open_eyes(folder, network)
+            laps.lap("eyes")
+            evaluate(network, progress)
             laps.lap("weights")
-            abilities = self._abilities(folder, network)
-            laps.lap("trial")
-            model = build_text_model(
-                self.name, folder, config, network, tokenizers=tokenizers, abilities=abilities
+            eyes.token_bytes = Trials(self._trials).token_bytes(
+                key_of(folder, weight_files(folder, self.name), network),
+                lambda: try_eyes(eyes, processor, network, folder),
             )
-        except BaseException:
-            tokenizers.close()
-            raise
+            laps.lap("eyes")
+            return self._built(folder, config, network, tokenizers, eyes), ""
+        except Exception as error:  # the load's boundary, as in `_attempt`
+            log.debug("%s: cannot see", self.name, exc_info=True)
+            return None, explain_blindness(error)
+
+    def _built(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        network: Any,
+        tokenizers: Tokenizers,
+        eyes: Eyes | None = None,
+    ) -> Model:
+        """The model around a network whose weights are there, tried and warm."""
+        from worker.engine.caches.proof import prove
+        from worker.models.text import build_text_model
+        from worker.models.trials import Trials, key_of
+
+        laps = self._laps
+        key = key_of(folder, weight_files(folder, self.name), network)
+        abilities = Trials(self._trials).abilities(key, lambda: prove(network))
+        laps.lap("trial")
+        model = build_text_model(self.name, folder, config, network, eyes, tokenizers, abilities)
         laps.lap("tokenizer")
         warm_up(model.engine, rows=2)
         laps.lap("warm-up")
         return model
-
-    def _abilities(self, folder: Path, network: Any) -> Abilities:
-        from worker.engine.caches.proof import prove
-        from worker.models.trials import Trials, key_of
-
-        key = key_of(folder, weight_files(folder, self.name), network)
-        return Trials(self._trials).abilities(key, lambda: prove(network))
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EncodingModel:
         from worker.models.encoding import build_encoding_model, load_network
@@ -237,9 +284,10 @@ def warm_up(engine: Engine, rows: int) -> None:
     engine.reset()
 
 
-def _versions() -> dict[str, str]:
-    """Of what lays caches out."""
-    return {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
+def _versions(facts: Facts) -> dict[str, str]:
+    """Of what fills caches, and lays them out."""
+    libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
+    return {name: metadata.version(name) for name in libraries}
 
 
 def prepare_device(budget: Budget) -> None:
@@ -267,39 +315,3 @@ def ensure_compiler() -> None:
         mx.disable_compile()
         reason = str(error).splitlines()[0]
         log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)
-
-
-def explain(error: Exception, config: ModelConfig) -> str:
-    """Why a load failed, in a sentence for the person who started it."""
-    text = str(error).strip() or type(error).__name__
-    first_line = text.splitlines()[0]
-    if "parameters" in text or "shape" in text.lower():
-        return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
-    if isinstance(error, RuntimeError | OSError):
-        return f"its weights cannot be loaded ({first_line}). Download the model again."
-    return (
-        f"mlx-lm cannot build the architecture {config.architecture!r} from its config.json ({first_line})."
-    )
-
-
-def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int) -> str:
-    """One line for the log."""
-    batching = "" if facts.batched else ", requests not batched"
-    kind = {"generate": config.kind, "embed": "embedding", "rerank": "reranking"}[task]
-    return (
-        f"loaded {facts.name}: {kind} model, {config.architecture}, "
-        f"{_short(facts.parameters)} parameters, {_gb(weight_bytes)}, "
-        f"{_gb(facts.cache_bytes_max or 0)} left for caches, "
-        f"context {facts.context_length}{batching}"
-    )
-
-
-def _short(count: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

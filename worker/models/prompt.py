@@ -5,7 +5,7 @@ A `TextPreparer` belongs to one thread and so does its tokenizer. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized, to
 from worker.grammars.forms import is_json
 from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
+from worker.models.completion import Completion, encode
 from worker.models.draw import draw_of
 from worker.models.format import calling_of, closing_of, opening_of
 from worker.models.holding import Held, Holder, offered
-from worker.models.infill import infilling_of
 from worker.models.template import (
     RESERVED,
     TEMPLATE_ERRORS,
@@ -35,6 +35,7 @@ from worker.models.template import (
     template_of,
 )
 from worker.output.channels import CONTENT, REASONING
+from worker.pictures import Picture, keyed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,20 @@ class PromptRules:
     vocabulary: int
     defaults: Draw
     by_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A prompt laid together: its text and its tokens, from the parameter `source`. `messages`: as they were
+    rendered, if it was messages. `expand`: what is put into any rendering of them. `pictures`: see
+    `Prepared`; `tokens` has theirs by their real numbers."""
+
+    source: str
+    text: str
+    tokens: list[int]
+    messages: Messages | None = None
+    expand: Callable[[str], str] = str
+    pictures: tuple[Picture, ...] = ()
 
 
 def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
@@ -61,8 +76,8 @@ class TextPreparer:
         """`tokenizer`: used by no other thread. `held`: shared by the preparers of one model."""
         self._tokenizer = tokenizer
         self._render = template_of(tokenizer)
-        self._added = _added_tokens(tokenizer)
-        self._infilling = infilling_of(tokenizer.get_vocab())
+        self._added = added_tokens(tokenizer)
+        self._completion = Completion(tokenizer, rules.vocabulary)
         self._rules = rules
         self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
         self._closing = closing_of(tokenizer, self._render)
@@ -71,22 +86,17 @@ class TextPreparer:
 
     def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
         """See `contract.Preparer`."""
-        _refuse_media(request, media)
         conversation = self._heeded(unpack(request))
-        if conversation.messages is None:
-            source, text = request.source or "prompt", request.prompt or ""
-            tokens = self._completed(request, text, source)
-        else:
-            source, text = request.source or "messages", self._rendered(conversation, conversation.messages)
-            tokens = self._encode(text, source, special=False)
+        laid = self._lay(request, media, conversation)
+        source, tokens = laid.source, laid.tokens
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
-        opening = self._opening(conversation, text)
+        opening = self._opening(conversation, laid)
         thoughts = self._thoughts(request, opening)
-        grammar = self._holder.grammar_of(request, conversation, opening, text)
+        grammar = self._holder.grammar_of(request, conversation, opening, laid.text)
         return Prepared(
             id=request.id,
-            tokens=tuple(tokens),
+            tokens=tuple(keyed(tokens, laid.pictures)),
             source=source,
             draw=draw_of(request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts, grammar),
             stop=tuple(stop for stop in request.stop if stop),
@@ -97,37 +107,54 @@ class TextPreparer:
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
-            boundaries=self._boundaries(conversation, text, tokens),
+            boundaries=self._boundaries(conversation, laid),
             opening=None if _is_raw(grammar) else opening,
             echo=request.echo,
             scored=request.scored,
-            echo_text=self._echo_text(request),
+            echo_text=self._completion.echo_text(request),
             tools={tool.name: tool.schema for tool in offered(conversation)},
             single_call=request.calling is not None and request.calling.single,
+            pictures=laid.pictures,
         )
 
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
         """See `contract.Preparer`."""
-        _refuse_media(request, media)
         wanted = request.tokenizing or Tokenizing()
-        tokens = self._taken_apart(request, wanted)
+        tokens = self._taken_apart(request, media, wanted)
         return Tokenized(
             id=request.id,
             count=len(tokens),
             tokens=tuple(tokens) if wanted.tokens else (),
             pieces=self._pieces(tokens) if wanted.pieces else (),
-            text=self._echo_text(request),
+            text=self._completion.echo_text(request),
         )
 
-    def _taken_apart(self, request: Generate, wanted: Tokenizing) -> list[int]:
+    def _taken_apart(self, request: Generate, media: Sequence[bytes], wanted: Tokenizing) -> list[int]:
         conversation = self._heeded(unpack(request))
-        if conversation.messages is not None:
-            text = self._rendered(conversation, conversation.messages, opens_turn=wanted.opens_turn)
-            return self._encode(text, "messages", special=bool(wanted.special))
-        source, text = request.source or "prompt", request.prompt or ""
-        if wanted.special is None or request.tokens is not None:
-            return self._completed(request, text, source)
-        return self._encode(text, source, special=wanted.special)
+        if conversation.messages is None and wanted.special is not None and request.tokens is None:
+            _refuse_media(request, media)
+            return self._encode(request.prompt or "", request.source or "prompt", special=wanted.special)
+        special, opens_turn = bool(wanted.special), wanted.opens_turn
+        return self._lay(request, media, conversation, special=special, opens_turn=opens_turn).tokens
+
+    def _lay(
+        self,
+        request: Generate,
+        media: Sequence[bytes],
+        conversation: Conversation,
+        *,
+        special: bool = False,
+        opens_turn: bool = True,
+    ) -> Laid:
+        """`special`, `opens_turn`: of messages, see `Tokenizing`."""
+        _refuse_media(request, media)
+        messages = conversation.messages
+        if messages is None:
+            source, text = request.source or "prompt", request.prompt or ""
+            return Laid(source, text, self._completion.tokens(request, text, source))
+        source = request.source or "messages"
+        text = self._rendered(conversation, messages, opens_turn=opens_turn)
+        return Laid(source, text, self._encode(text, source, special=special), messages)
 
     def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
         pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
@@ -140,15 +167,16 @@ class TextPreparer:
         options = {name: wish for name, wish in conversation.options.items() if name not in self._unknown}
         return replace(conversation, options=options)
 
-    def _opening(self, conversation: Conversation, text: str) -> str | None:
-        template, messages = self._render, conversation.messages
+    def _opening(self, conversation: Conversation, laid: Laid) -> str | None:
+        template, messages = self._render, laid.messages
         if messages is None or template is None:
             return None
+        tools, options = conversation.tools, conversation.options
         # Rarely asked for: most prompts leave no thought open anywhere.
         return opening_of(
             self._tokenizer,
-            text,
-            lambda: attempt(template, messages, conversation.tools, conversation.options, opens_turn=False),
+            laid.text,
+            lambda: laid.expand(attempt(template, messages, tools, options, opens_turn=False)),
         )
 
     def _thoughts(self, request: Generate, opening: str | None) -> ThoughtLimit | None:
@@ -170,75 +198,28 @@ class TextPreparer:
             calling=self._calling if request.tools is not UNSET else None,
         )
 
-    def _completed(self, request: Generate, text: str, source: str) -> list[int]:
-        """The tokens of what is to go on, as text or as ids."""
-        begins = self._tokenizer.bos_token
-        # As in `mlx_lm.stream_generate`: a prompt that brings its own beginning gets no second one.
-        special = begins is None or not text.startswith(begins)
-        if request.suffix:
-            return self._infilled(request, text, source, special=special)
-        if request.tokens is None:
-            return self._encode(text, source, special=special)
-        self._check_tokens(request.tokens, source)
-        return request.tokens
-
-    def _infilled(self, request: Generate, text: str, source: str, *, special: bool) -> list[int]:
-        if self._infilling is None:
-            message = "'suffix' is not served: this model's tokenizer names no tokens to fill a gap with."
-            raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param="suffix")
-        if request.tokens is None:
-            opening = self._tokenizer.encode("", add_special_tokens=True) if special else []
-            prefix = self._encode(text, source, special=False)
-        else:
-            self._check_tokens(request.tokens, source)
-            opening, prefix = [], request.tokens
-        return self._infilling.tokens(
-            opening, prefix, request.suffix, lambda part: self._encode(part, "suffix", special=False)
-        )
-
-    def _check_tokens(self, tokens: Sequence[int], source: str) -> None:
-        last = self._rules.vocabulary - 1
-        for index, token in enumerate(tokens):
-            if token > last:
-                which = f"{source}[{index}]"
-                message = f"'{which}' is token {token}, and this model's tokens are 0 to {last}."
-                raise RequestError(Code.INVALID_REQUEST, message, param=which)
-
-    def _echo_text(self, request: Generate) -> str:
-        if not request.echo or request.tokens is None:
-            return ""
-        # With the names of special tokens: the text is to be the whole prompt.
-        known = [token for token in request.tokens if token < len(self._tokenizer)]
-        return str(
-            self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
-
     def _end_tokens(self, request: Generate, grammar: Grammar | None) -> frozenset[int]:
         if request.ignore_eos and not isinstance(grammar, HeldGrammar):  # which ends with one of them
             return frozenset()
         ends = frozenset(self._tokenizer.eos_token_ids)
-        return ends | self._infilling.ends if request.suffix and self._infilling else ends
+        return ends | self._completion.gap_ends if request.suffix else ends
 
-    def _boundaries(self, conversation: Conversation, text: str, tokens: list[int]) -> tuple[int, ...]:
-        template = self._render
-        if conversation.messages is None or template is None:
+    def _boundaries(self, conversation: Conversation, laid: Laid) -> tuple[int, ...]:
+        template, messages = self._render, laid.messages
+        if messages is None or template is None:
             return ()
-        prompt = Prompt(text, tokens, self._added, partial(self._tokenizer.encode, add_special_tokens=False))
+        tools, options = conversation.tools, conversation.options
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
         return find_boundaries(
-            prompt,
-            conversation.messages,
-            lambda messages: attempt(template, messages, conversation.tools, conversation.options),
-            with_tools=bool(conversation.tools),
+            Prompt(laid.text, laid.tokens, self._added, encode),
+            messages,
+            lambda messages: laid.expand(attempt(template, messages, tools, options)),
+            with_tools=bool(tools),
         )
 
     def _encode(self, text: str, source: str, *, special: bool) -> list[int]:
         """`special`: with what the tokenizer puts around every text."""
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=special) if text else []
-        except (TypeError, ValueError) as error:  # half a surrogate pair, for one, is no text
-            raise RequestError(
-                Code.INVALID_REQUEST, f"The {source} cannot be tokenized: {error}", param=source
-            ) from error
+        return encode(self._tokenizer, text, source, special=special)
 
     def _rendered(self, conversation: Conversation, messages: Messages, *, opens_turn: bool = True) -> str:
         if self._render is None:
@@ -289,7 +270,7 @@ def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
         raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
 
 
-def _added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
+def added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
     """The texts that are cut out before all others, by token. Mistral's own tokenizers do not tell theirs."""
     try:
         return {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}

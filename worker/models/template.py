@@ -13,6 +13,7 @@ import jinja2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
+from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, is_begun
 from protocol.parts import Capabilities
 from worker.models.boundaries import Messages
 
@@ -38,6 +39,8 @@ RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_templa
     "documents"
 }
 """What a client must not set beside its messages; `chat_template` would be a template of its own."""
+_END = "\ue000continued\ue000"
+"""Stands where a message ends that is to be gone on with, and in no message."""
 
 _SYSTEM = {"role": "system", "content": "first-instruction"}
 _USER = {"role": "user", "content": "first-question"}
@@ -72,6 +75,8 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
         return None
     upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
     renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
+    if _USER["content"] not in attempt(renderer, [_USER]):
+        renderer = _with_parts(renderer)
     if not attempt(renderer, _called(_LONG_ID)) and attempt(renderer, _called(_SHORT_ID)):
         renderer = _with_short_ids(renderer)
     canonical, *others = _THOUGHT_KEYS
@@ -79,6 +84,19 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
         return renderer
     key = next((other for other in others if _shows_thoughts(renderer, other)), canonical)
     return renderer if key == canonical else _with_thoughts_under(renderer, key)
+
+
+def _with_parts(renderer: Render) -> Render:
+    """For templates of models that see which read a content's parts, and lose one that is text."""
+
+    def split(content: Any) -> Any:
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+    def render_split(messages: Messages, **options: Any) -> Any:
+        parts = [{**message, "content": split(message.get("content"))} for message in messages]
+        return renderer(parts, **options)
+
+    return render_split if _USER["content"] in attempt(render_split, [_USER]) else renderer
 
 
 def _shows_thoughts(renderer: Render, key: str) -> bool:
@@ -159,9 +177,19 @@ def render(
     opens_turn: bool = True,
 ) -> str:
     """The conversation as text, up to where the model's turn begins, or (`opens_turn` False) before its
-    opening. Raises one of `TEMPLATE_ERRORS`."""
-    fixed = {"tools": tools or None, "tokenize": False, "add_generation_prompt": opens_turn}
-    return str(template(list(messages), **fixed, **options))
+    opening. Where the options say that the last message goes on, the turn has begun with it: the text ends
+    where that message does. Raises one of `TEMPLATE_ERRORS`."""
+    told = {name: option for name, option in options.items() if name != PROMPT_ENDS}
+    fixed = {"tools": tools or None, "tokenize": False}
+    ends = options.get(PROMPT_ENDS)
+    if ends == IN_MESSAGE and is_begun(messages):
+        if not opens_turn:
+            return str(template(list(messages[:-1]), add_generation_prompt=False, **fixed, **told))
+        marked = {**messages[-1], "content": f"{messages[-1]['content']}{_END}"}
+        text = str(template([*messages[:-1], marked], add_generation_prompt=False, **fixed, **told))
+        return text[: text.rindex(_END)]
+    opens = opens_turn and ends != BEFORE_TURN
+    return str(template(list(messages), add_generation_prompt=opens, **fixed, **told))
 
 
 def attempt(

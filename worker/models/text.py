@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.nn as nn
 from mlx_lm.utils import get_total_parameters
+from msgspec.structs import replace
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
@@ -14,9 +15,11 @@ from worker.engine.caches.proof import Abilities
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
+from worker.models.eyes import Eyes
 from worker.models.format import CallFormat, Format
 from worker.models.holding import Held
 from worker.models.prompt import PromptRules, TextPreparer
+from worker.models.seeing import SeeingPreparer
 from worker.models.template import probe
 from worker.models.tokenizers import Tokenizers
 from worker.output.calls.ids import namer_of
@@ -32,12 +35,13 @@ def build_text_model(
     folder: Path,
     config: ModelConfig,
     network: nn.Module,
-    *,
+    eyes: Eyes | None = None,
     tokenizers: Tokenizers | None = None,
     abilities: Abilities | None = None,
 ) -> Model:
-    """`network`: called as `network(tokens, cache=…)`. `tokenizers`: some that are open. `abilities`: of the
-    network, if they are known. Raises `ModelError` without a tokenizer."""
+    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`.
+    `tokenizers`: some that are open. `abilities`: of the network, if they are known. Raises `ModelError`
+    without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
     # which we refuse ourselves.
@@ -56,7 +60,8 @@ def build_text_model(
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
         rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
-        return TextPreparer(tokenizers.take(), rules, held)
+        tokenizer = tokenizers.take()
+        return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
         if prepared.opening is not None and prepared.tools:
@@ -69,11 +74,12 @@ def build_text_model(
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
     engine = BatchEngine(network, abilities)
+    seen = eyes.placeholders if eyes else {}
     facts = Facts(
         name=name,
         context_length=config.context_length,
         parameters=get_total_parameters(network),
-        capabilities=probe(tokenizer),
+        capabilities=replace(probe(tokenizer), images="image" in seen, videos="video" in seen),
         batched=engine.is_batchable,
     )
     return Model(facts, engine, open_preparer, open_pipeline)

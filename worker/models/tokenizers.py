@@ -32,10 +32,5 @@ class Tokenizers:
             return self._open()
         return future.result()
 
-    def close(self) -> None:
-        """Those that were not taken are not needed."""
-        while self._opened:
-            self._opened.popleft().cancel()
-
     def _open(self) -> TokenizerWrapper:
         return open_tokenizer(self._folder, self._config.end_tokens)

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 import msgspec
 
-from worker import engine
+from worker import engine, models
 from worker.engine.caches.proof import Abilities
 from worker.models.fingerprint import fingerprint
 
@@ -28,14 +30,23 @@ log = logging.getLogger(__name__)
 FILES_MAX = 256
 """Beyond them the eldest are removed."""
 _FILE_BYTES_MAX = 4096
-_LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
+_LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
+_TOLD = ("*.json", "*.jinja")
+"""What a folder says of its model besides the weights: tokenizer, template, how images are prepared."""
 
 
-class _Proof(msgspec.Struct, frozen=True):
+Proven = TypeVar("Proven", Abilities, int)
+
+
+class _Proof(msgspec.Struct, Generic[Proven], frozen=True):
     """The content of a file."""
 
     key: str
-    abilities: Abilities
+    proven: Proven
+
+
+_ABILITIES = msgspec.json.Decoder(_Proof[Abilities])
+_SIZE = msgspec.json.Decoder(_Proof[int])
 
 
 class Trials:
@@ -45,22 +56,36 @@ class Trials:
         self._folder = folder
 
     def abilities(self, key: str, prove: Callable[[], Abilities]) -> Abilities:
-        """As it was proven before or, by `prove`, is now."""
+        """Of a network's rows, as they were proven before or, by `prove`, are now."""
+        return self._known(key, _ABILITIES, prove, lambda abilities: abilities.are_complete)
+
+    def token_bytes(self, key: str, look: Callable[[], int]) -> int:
+        """What is kept of an image for each of its tokens, of a model that was seen to see as it should."""
+        return self._known(f"{key}-sight", _SIZE, look, lambda size: size > 0)
+
+    def _known(
+        self,
+        key: str,
+        decoder: msgspec.json.Decoder[_Proof[Proven]],
+        prove: Callable[[], Proven],
+        is_complete: Callable[[Proven], bool],
+    ) -> Proven:
         if self._folder is None:
             return prove()
         file = self._folder / f"{key}.json"
-        if (known := _read(file, key)) is not None:
+        known = _read(file, key, decoder)
+        if known is not None and is_complete(known):
             return known
-        abilities = prove()
-        if abilities.are_complete:
-            self._keep(file, _Proof(key, abilities))
-        return abilities
+        proven = prove()
+        if is_complete(proven):
+            self._keep(file, msgspec.json.encode(_Proof(key, proven)))
+        return proven
 
-    def _keep(self, file: Path, proof: _Proof) -> None:
+    def _keep(self, file: Path, content: bytes) -> None:
         aside = file.with_suffix(f".{os.getpid()}")
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside.write_bytes(msgspec.json.encode(proof))
+            aside.write_bytes(content)
             aside.replace(file)
             _thin_out(file.parent)
         except OSError as error:
@@ -74,29 +99,35 @@ def key_of(folder: Path, weights: Iterable[Path], network: object) -> str:
     means = {name: metadata.version(name) for name in _LIBRARIES} | {
         "device": f"{mx.default_device()} {mx.device_info().get('device_name', '')}",
         "network": f"{type(network).__module__}.{type(network).__qualname__}",
-        "ours": _own_digest(),
+        "ours": _digest(file for package in (engine, models) for file in _sources(package)),
+        "theirs": _digest(file for suffix in _TOLD for file in sorted(folder.glob(suffix))),
     }
     return fingerprint(folder / "config.json", weights, means)
 
 
 @cache
-def _own_digest() -> str:
-    """Of all our code that a proof is about."""
+def _sources(package: ModuleType) -> list[Path]:
+    """All our code that a proof is about."""
+    return sorted(Path(package.__path__[0]).rglob("*.py"))
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(Path(engine.__path__[0]).rglob("*.py")):
+    for file in files:
+        digest.update(f"\0{file.name}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def _read(file: Path, key: str) -> Abilities | None:
+def _read(file: Path, key: str, decoder: msgspec.json.Decoder[_Proof[Proven]]) -> Proven | None:
     """None: there is nothing that can be believed."""
     try:
         with file.open("rb") as opened:
-            proof = msgspec.json.decode(opened.read(_FILE_BYTES_MAX), type=_Proof)
+            proof = decoder.decode(opened.read(_FILE_BYTES_MAX))
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         log.debug("no trial is remembered: %s", error)
         return None
-    return proof.abilities if proof.key == key and proof.abilities.are_complete else None
+    return proof.proven if proof.key == key else None
 
 
 def _thin_out(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.parts import PrefixStatus, RowStatus
+from protocol.parts import ImageStatus, PrefixStatus, RowStatus
 
 TOLD_EVERY_S = 0.2
 """How often the heartbeat gets to know each row anew."""
@@ -20,3 +20,4 @@ class Counters:
     cache_bytes: int = 0
     rows: list[RowStatus] = field(default_factory=list)
     prefix: PrefixStatus | None = None
+    images: ImageStatus | None = None

@@ -1,7 +1,8 @@
 """Which prompts a step runs, how much of each, and which of them in one call. Pure: rows stay as they are.
 
 Rows of one family have the same prompt: one of them leads, the others become copies of it. Short prompts run
-together, as long as little of the call is padding.
+together, as long as little of the call is padding. Prompts with images run by themselves, and as far as
+their next image that is not kept.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from worker.prefixes.index import Match
+from worker.schedule.gallery import Gallery
 from worker.schedule.pace import Budget, Work
 from worker.schedule.rows import Chunk, Group, Row, work_of
 from worker.schedule.sharing import SHORT_TOKENS_MAX
@@ -27,7 +29,9 @@ def leads_of(line: Iterable[Row]) -> dict[int, Row]:
     return leads
 
 
-def form_groups(line: Sequence[Row], heads: Mapping[Row, Match | None], budget: Budget) -> list[Group]:
+def form_groups(
+    line: Sequence[Row], heads: Mapping[Row, Match | None], budget: Budget, gallery: Gallery
+) -> list[Group]:
     """The groups of one plan, as far as the budget goes.
 
     `heads`: who is run, in order, each with the stored prefix it begins with: leads of `line`, and behind
@@ -40,9 +44,11 @@ def form_groups(line: Sequence[Row], heads: Mapping[Row, Match | None], budget: 
         if head not in placed:
             break
         match = waiting.pop(head)
-        begin = match.length if match else head.prefilled
-        left = len(head.tokens) - 1 - begin
-        size = min([budget.cut(left, begin), *(cut - begin for cut in head.cuts if cut > begin)])
+        begin = begin_of(head, match)
+        left, open_ = len(head.tokens) - 1 - begin, gallery.reach(head, begin) - begin
+        if left and not open_:
+            continue  # it waits for an image, and its turn to have that encoded
+        size = min([budget.cut(open_, begin), *(cut - begin for cut in head.cuts if cut > begin)])
         if left and not size:
             break
         group = [_chunk(head, match, size, line)]
@@ -57,11 +63,17 @@ def form_groups(line: Sequence[Row], heads: Mapping[Row, Match | None], budget: 
 
 def is_short(row: Row, match: Match | None) -> bool:
     """Whether all of its prompt may be run in one call with others."""
-    return match is None and not row.cuts and row.prefilled == 0 and 0 < row.left <= SHORT_TOKENS_MAX
+    fresh = match is None and not row.cuts and not row.pictures and row.prefilled == 0
+    return fresh and 0 < row.left <= SHORT_TOKENS_MAX
+
+
+def begin_of(row: Row, match: Match | None) -> int:
+    """The position from which on a row is run, behind the stored prefix it begins with."""
+    return match.length if match else row.prefilled
 
 
 def _chunk(row: Row, match: Match | None, size: int, line: Sequence[Row]) -> Chunk:
-    begin = match.length if match else row.prefilled
+    begin = begin_of(row, match)
     last = begin + size == len(row.tokens) - 1
     copies = tuple(other for other in line if last and other.family == row.family and other is not row)
     return Chunk(row, row.tokens[begin : begin + size], last, copies, match)

@@ -25,7 +25,7 @@ from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit
 from worker.schedule.counters import TOLD_EVERY_S, Counters
 from worker.schedule.failures import Failures
 from worker.schedule.publisher import Publisher
-from worker.schedule.rows import Chunk, Group, Phase, Row
+from worker.schedule.rows import Chunk, Group, Look, Phase, Row
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.store import Store
 
@@ -106,7 +106,13 @@ class Loop:
                 self.store.written(digest, file_bytes)
             case Clear(id):
                 ram, disk = self.store.clear() if self.store else (0, 0)
-                self.publisher.cleared(id, ram, disk)
+                digests, images = self.scheduler.forget_images()
+                self._forget_images(digests)
+                self.publisher.cleared(id, ram + images, disk)
+
+    def _forget_images(self, digests: Sequence[str]) -> None:
+        for digest in digests:
+            self.model.engine.forget(digest)
 
     def _submit(self, request: Prepared) -> None:
         if self.scheduler.get(request.id) is not None:
@@ -162,6 +168,8 @@ class Loop:
             self._prefill(group)
             if not self.inbox.empty():
                 break  # a cancel need not wait for the rest, which is planned again
+        if plan.look:
+            self._look(plan.look)
         if not decodes:
             self.scheduler.lap(self.clock(), decoded=False)
         self.counters.steps += 1
@@ -206,16 +214,30 @@ class Loop:
         for id, reason in ended:
             self._finish(id, reason)
 
+    def _look(self, look: Look) -> None:
+        """Encode an image. If that fails, the row it was planned for does; others who have it try again."""
+        self._forget_images(look.forgotten)
+        if self.scheduler.get(look.row.id) is None:
+            return  # failed since
+        try:
+            nbytes = self.model.engine.look(look.picture)
+        except Exception as error:  # the request boundary
+            log.exception("%s: an image cannot be encoded", look.row.id)
+            self._fail_prefill(look.row, error)
+        else:
+            self._forget_images(self.scheduler.looked(look.row, look.picture, nbytes))
+
     def _prefill(self, group: Group) -> None:
         now = self.clock()
         for chunk in group:
             answer = self._answers[chunk.row.id]
             answer.prefill_at = answer.prefill_at or now
-        if not self._restore(group):
-            return  # planned again
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         found: Mapping[str, Sequence[Likelihood]] = {}
         try:
+            self._show(group)
+            if not self._restore(group):
+                return  # planned again
             if chunks:
                 found = self.model.engine.prefill(chunks, self._targets(group))
         except Exception as error:  # the request boundary
@@ -255,6 +277,12 @@ class Loop:
             other.scored += len(known)
             for first, tokens in parts:
                 self.publisher.scored(other.id, first, tokens)
+
+    def _show(self, group: Group) -> None:
+        """Tell the engine which images rows have whose caches begin now, for the first time or anew."""
+        for row in (chunk.row for chunk in group):
+            if row.pictures and not row.prefilled:
+                self.model.engine.show(row.id, row.tokens, row.pictures)
 
     def _restore(self, group: Group) -> bool:
         """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
@@ -349,6 +377,7 @@ class Loop:
                 self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
             ]
             self.counters.prefix = self.store.status() if self.store else None
+            self.counters.images = self.scheduler.image_status
 
 
 def _engine_error(error: Exception) -> RequestError:

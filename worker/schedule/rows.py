@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from protocol.parts import Reuse
 from worker.contract import Prepared
+from worker.pictures import Picture
 from worker.prefixes.index import Match
 from worker.schedule.pace import Work
 
@@ -35,6 +36,8 @@ class Row:
     positions, in order, at which it is to be stored, whatever else. `held`: what it begins with is on its way
     from the disk. `reuse`: what was restored of it when it was first run. `scored`: so many of its prompt's
     tokens have the likelihoods that are asked of them, or are asked none.
+    `pictures`: its images, in order; `viewed`: up to where they were counted; `looked`: those that were
+    encoded for its sake and not used since.
     """
 
     request: Prepared
@@ -53,6 +56,9 @@ class Row:
     held: bool = False
     reuse: Reuse | None = None
     scored: int = 0
+    pictures: tuple[Picture, ...] = ()
+    viewed: int = 0
+    looked: set[str] = field(default_factory=set)
 
     @property
     def is_scored(self) -> bool:
@@ -98,11 +104,23 @@ Group = Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """An image to be encoded, because `row` can be run no further without. Those of the digests `forgotten`
+    make room for it."""
+
+    row: Row
+    picture: Picture
+    forgotten: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What follows a decode step: drop the caches of the `preempted`, then run the groups in order."""
+    """What follows a decode step: drop the caches of the `preempted`, then run the groups in order. With a
+    `look`, no group has tokens to run: the row of the look begins, if it has not."""
 
     groups: Sequence[Group] = ()
     preempted: Sequence[Row] = ()
+    look: Look | None = None
 
 
 def work_of(group: Group) -> Work:

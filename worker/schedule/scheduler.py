@@ -7,21 +7,27 @@ before them waits for. A preempted row waits where it stood before.
 
 Short prompts for which there is no place yet run along with one that is begun: a call with several costs
 little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches, and give way first.
+
+Where the first in line has an image next that is not kept, the step encodes that image and runs no prompt: so
+the streams wait for one image at a time, and no longer than it takes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
+from protocol.parts import ImageStatus
 from worker.contract import Prepared, too_long
-from worker.prefixes.index import PrefixIndex
-from worker.schedule.groups import form_groups, is_short, leads_of
+from worker.pictures import Picture
+from worker.prefixes.index import Match, PrefixIndex
+from worker.schedule.gallery import Gallery, pictures_of
+from worker.schedule.groups import begin_of, form_groups, is_short, leads_of
 from worker.schedule.ledger import Ledger
-from worker.schedule.pace import Budget, Pace, Work
-from worker.schedule.rows import Group, Phase, Plan, Row, work_of
+from worker.schedule.pace import Pace, Work
+from worker.schedule.rows import Chunk, Group, Look, Phase, Plan, Row, work_of
 from worker.schedule.sharing import Sharing
 
 AHEAD_MAX = 7
@@ -30,13 +36,15 @@ _SETTLING_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the scheduler keeps to. `row_bytes`: what the caches of a row of so many tokens take."""
+    """What the scheduler keeps to. `bytes_max`: for caches; `image_bytes_max`: beside those, for encoded
+    images. `row_bytes`: what the caches of a row of so many tokens take."""
 
     rows_max: int
     prefill_tokens: int = 2048
     inter_token_target_s: float = 0.1
     bytes_max: int | None = None
     row_bytes: Callable[[int], int] = lambda tokens: 0
+    image_bytes_max: int | None = None
 
 
 class Scheduler:
@@ -47,6 +55,7 @@ class Scheduler:
         self._policy = policy
         self._sharing = None if prefixes is None else Sharing(prefixes)
         self._pace = Pace(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
+        self._gallery = Gallery(policy.image_bytes_max)
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
@@ -55,6 +64,7 @@ class Scheduler:
         self._settling = 0
         self._lap_at = 0.0
         self._work = Work()
+        self._looks = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -88,6 +98,7 @@ class Scheduler:
         tokens = request.tokens + request.resume  # the same tuple, where nothing was answered
         if self._ledger.needs(len(tokens)) > self._ledger.bytes_max:
             raise self._too_long(len(tokens), request.source)
+        self._gallery.check(request)
         number = next(self._arrivals)
         digest = hash(tokens)
         asks = request.echo and request.draw.logprobs is not None
@@ -101,6 +112,7 @@ class Scheduler:
             length=len(tokens),
             answered=list(request.resume),
             scored=scored,
+            pictures=pictures_of(request),
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         if self._sharing:
@@ -143,7 +155,21 @@ class Scheduler:
         """The chunks of a group are in their rows' caches."""
         self._work = self._work.plus(work_of(group))
         for chunk in group:
+            self._gallery.ran(chunk)
             chunk.row.prefilled = chunk.begin + len(chunk.tokens)
+
+    def looked(self, row: Row, picture: Picture, nbytes: int) -> list[str]:
+        """An image was encoded for a row, and so many bytes are kept of it. The digests of what must go."""
+        return self._gallery.encoded(row, picture, nbytes)
+
+    def forget_images(self) -> tuple[list[str], int]:
+        """Keep none but those that are needed now: the digests of the others, and their bytes."""
+        return self._gallery.clear(self._of(Phase.PREFILL))
+
+    @property
+    def image_status(self) -> ImageStatus | None:
+        """What is kept of images; None where there is no memory for any."""
+        return self._gallery.status() if self._policy.image_bytes_max != 0 else None
 
     def release(self, id: str) -> None:
         """What a row was held for is there, or will not come. Unknown rows are no error."""
@@ -157,11 +183,12 @@ class Scheduler:
     def lap(self, now: float, *, decoded: bool | None) -> None:
         """What was run since the last lap is done now, and so is a decode step, if `decoded`.
 
-        With streams running, a lap is what they wait from token to token. None: nothing is to be learned.
+        With streams running, a lap is what they wait from token to token. None: nothing is to be learned, as
+        from a lap in which an image was encoded.
         """
-        if decoded is not None:
+        if decoded is not None and not self._looks:
             self._pace.learn(now - self._lap_at, decoded=decoded, work=self._work)
-        self._lap_at, self._work = now, Work()
+        self._lap_at, self._work, self._looks = now, Work(), False
 
     def answered(self, row: Row, token: int) -> bool:
         """A token of its answer. False: there is no memory for another one even if the row were alone."""
@@ -196,9 +223,12 @@ class Scheduler:
         """What to run before the next decode step. `cache_bytes`: what all caches really take."""
         preempted = self._make_room(cache_bytes)
         line, behind = self._line(cache_bytes, preempted)
-        budget = self._pace.budget(decoding=self.decodes)
-        groups = self._fill(line, behind, budget) if line else []
-        return Plan(groups, preempted)
+        if not line:
+            return Plan(preempted=preempted)
+        heads = self._heads(line, behind)
+        if look := self._look(line, heads):
+            return Plan(self._begin(look.row, heads[look.row]), preempted, look)
+        return Plan(self._fill(line, behind, heads), preempted)
 
     def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
         """Rows in prefill and those that may join them now, in order; and who could run ahead with them.
@@ -245,20 +275,45 @@ class Scheduler:
         last = max(self._in[Phase.AHEAD].values(), key=_order, default=first)
         return last if last.order > first.order else None
 
-    def _fill(self, line: list[Row], behind: list[Row], budget: Budget) -> list[Group]:
-        """The groups of one plan. Rows that get a chunk are admitted, those of `behind` to run ahead."""
+    def _heads(self, line: list[Row], behind: list[Row]) -> dict[Row, Match | None]:
+        """The rows that run for their families, in order, each with the stored prefix it begins with."""
         leads = leads_of(line)
         heads = [*leads.values(), *(row for row in behind if row.family not in leads)]
         begun = [row for row in self._of(Phase.PREFILL) if row.prefilled]
-        ready = self._sharing.ready(heads, begun) if self._sharing else dict.fromkeys(heads)
-        groups = form_groups(line, ready, budget)
+        return self._sharing.ready(heads, begun) if self._sharing else dict.fromkeys(heads)
+
+    def _look(self, line: list[Row], heads: Mapping[Row, Match | None]) -> Look | None:
+        """What has to be encoded before the first row can be run any further."""
+        first, match = next(iter(heads.items()), (None, None))
+        if first is None or first not in line:
+            return None
+        begin = begin_of(first, match)
+        picture = self._gallery.missing(first, begin)
+        if picture is None or picture.first > begin:
+            return None
+        self._looks = True
+        prefilling = [*self._of(Phase.PREFILL), first]
+        return Look(first, picture, self._gallery.make_room(picture.nbytes, prefilling))
+
+    def _begin(self, row: Row, match: Match | None) -> list[Group]:
+        """What a row that waits for a look does before: it takes its place, and what is stored of it."""
+        self._admit([row], Phase.PREFILL)
+        return [[Chunk(row, (), last=False, match=match)]] if match or not row.reuse else []
+
+    def _fill(self, line: list[Row], behind: list[Row], heads: Mapping[Row, Match | None]) -> list[Group]:
+        """The groups of one plan. Rows that get a chunk are admitted, those of `behind` to run ahead."""
+        budget = self._pace.budget(decoding=self.decodes)
+        groups = form_groups(line, heads, budget, self._gallery)
         for chunk in itertools.chain.from_iterable(groups):
-            for row in (chunk.row, *chunk.copies):
-                phase = Phase.AHEAD if row in behind else Phase.PREFILL
-                if row.phase is not phase:
-                    self._move(row, phase)
-                    self._ledger.reserve(row)
+            rows = (chunk.row, *chunk.copies)
+            self._admit(rows, Phase.AHEAD if chunk.row in behind else Phase.PREFILL)
         return groups
+
+    def _admit(self, rows: Sequence[Row], phase: Phase) -> None:
+        for row in rows:
+            if row.phase is not phase:
+                self._move(row, phase)
+                self._ledger.reserve(row)
 
     # --- bytes ---
 

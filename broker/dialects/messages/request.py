@@ -9,11 +9,11 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from broker.dialects import tools
+from broker.dialects import begun, tools
 from broker.dialects.body import encode
 from broker.dialects.messages.body import Body, Prompt, ToolChoice
 from broker.dialects.tools import FunctionTool, Offer, offer
-from protocol.conversation import pack
+from protocol.conversation import is_begun, pack
 from protocol.messages import Generate
 from protocol.parts import Form, Media, Sampling, Tokenizing
 
@@ -48,7 +48,8 @@ def count(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, in
 
 
 def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
-    shown, wishes = _offer(prompt).tools, _wishes(prompt)
+    shown = _offer(prompt).tools
+    wishes = _wishes(prompt) | begun.options(messages, continues=is_begun(messages), opens=None)
     return Generate(
         incarnation=incarnation,
         id=id,

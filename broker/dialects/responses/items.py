@@ -14,6 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from broker.dialects.body import convert
+from broker.dialects.responses.custom import INPUT
 from broker.dialects.responses.sealing import unseal
 from broker.dialects.responses.tools import flat_name
 from protocol.errors import Code, RequestError
@@ -174,7 +175,7 @@ def _say(turn: _Turn, kind: str, item: Item, place: str) -> None:
             turn.calls.append(_called(call, call.arguments))
         case "custom_tool_call":
             custom = convert(item, CustomCall, place)
-            turn.calls.append(_called(custom, {"input": custom.input}))
+            turn.calls.append(_called(custom, {INPUT: custom.input}))
         case _:
             said = convert(item, Message, place)
             turn.content.add(_text(said.content, f"{place}.content"), said.id)
@@ -262,4 +263,11 @@ def _listed(item: Item, id: str) -> dict[str, Any]:
     return whole if kind == "reasoning" else {"status": "completed", **whole}
 
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "message": "msg",
+    "reasoning": "rs",
+}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from broker.dialects.logprobs import entries
+from broker.dialects.responses.custom import InputReader
 from broker.dialects.responses.sealing import seal
 from protocol.parts import CallDelta, Delta, Likelihood
 
@@ -23,12 +24,14 @@ class Style:
 
     `summarized`: thoughts are told as summaries of themselves, since clients that ask for summaries show
     nothing else. `sealed`: also in a form that can be sent back. `namespaces`: of the functions that were
-    offered under two names in one, these names.
+    offered under two names in one, these names. `customs`: the functions that stand for tools which take
+    text as it is.
     """
 
     summarized: bool = False
     sealed: bool = False
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    customs: frozenset[str] = frozenset()
 
 
 class _Open(Protocol):
@@ -146,15 +149,42 @@ class _Call(_Item):
     def opened(self) -> Iterator[Event]:
         yield self._added(self._item("in_progress", ""))
 
-    def grow(self, arguments: str) -> Event:
+    def grow(self, arguments: str) -> Iterator[Event]:
         self._arguments.append(arguments)
-        return {"type": "response.function_call_arguments.delta", **self.place, "delta": arguments}
+        yield {"type": "response.function_call_arguments.delta", **self.place, "delta": arguments}
 
     def closed(self, status: str) -> Iterator[Event]:
         arguments = "".join(self._arguments)
         told = {"name": self._named["name"], "arguments": arguments}
         yield {"type": "response.function_call_arguments.done", **self.place, **told}
         yield self._done(self._item(status, arguments))
+
+
+class _CustomCall(_Call):
+    """Of a tool that takes text as it is."""
+
+    prefix = "ctc"
+
+    def __init__(self, stem: str, index: int, call: CallDelta, style: Style) -> None:
+        super().__init__(stem, index, call, style)
+        self._input = InputReader()
+
+    def _item(self, status: str, arguments: str) -> dict[str, Any]:
+        said = {**self._named, "input": arguments}
+        return {"id": self.id, "type": "custom_tool_call", "status": status, **said}
+
+    def grow(self, arguments: str) -> Iterator[Event]:
+        yield from self._told(self._input.push(arguments))
+
+    def _told(self, text: str) -> Iterator[Event]:
+        if text:
+            yield {"type": "response.custom_tool_call_input.delta", **self.place, "delta": text}
+
+    def closed(self, status: str) -> Iterator[Event]:
+        yield from self._told(self._input.close())
+        text = self._input.text
+        yield {"type": "response.custom_tool_call_input.done", **self.place, "input": text}
+        yield self._done(self._item(status, text))
 
 
 class Output:
@@ -187,10 +217,11 @@ class Output:
     def _called(self, part: CallDelta) -> Iterator[Event]:
         call = self._open
         if not isinstance(call, _Call) or call.number != part.index:
-            call = _Call(self._stem, self._next, part, self._style)
+            kind = _CustomCall if part.name in self._style.customs else _Call
+            call = kind(self._stem, self._next, part, self._style)
             yield from self._begin(call)
         if part.arguments:
-            yield call.grow(part.arguments)
+            yield from call.grow(part.arguments)
 
     @property
     def _next(self) -> int:

@@ -80,7 +80,8 @@ def _form(format: Format | None) -> Form | None:
 def style(body: Body, offer: Offer) -> Style:
     """How the answer is to look."""
     summarized = body.reasoning is not None and body.reasoning.is_summarized
-    return Style(summarized=summarized, sealed=body.is_sealed, namespaces=offer.namespaces)
+    namespaces, customs = offer.namespaces, offer.customs
+    return Style(summarized=summarized, sealed=body.is_sealed, namespaces=namespaces, customs=customs)
 
 
 def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) -> dict[str, Any]:

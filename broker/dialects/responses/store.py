@@ -1,7 +1,8 @@
 """Responses that are kept, so that a client can ask for one again, or go on from it by its id alone. Pure.
 
 Who owns a response is the key that asked for it; to all others it is not there. What must always hold: the
-store keeps to its bounds, the oldest goes first, and nothing is counted twice. A conversation is kept in
+store keeps to its bounds, and nothing is counted twice. Where it is full, it is the oldest one of whoever has
+most that goes: nobody loses what he has to somebody who has more of it. A conversation is kept in
 pieces, an input and an output for each turn, which the responses of one conversation share; so one can be
 gone on from although those before it are forgotten. It is in the gateway's memory and goes with it.
 """
@@ -20,6 +21,9 @@ from protocol.errors import Code, RequestError
 
 RESPONSE_BYTES, PIECE_BYTES = 1024, 16
 """What a response takes in memory beside what is encoded, and a piece once more in each that has it."""
+
+Owner = bytes
+"""The digest of a key; empty: whoever has none."""
 
 _items: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
 _document: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
@@ -65,52 +69,81 @@ class Kept:
         return sum(len(piece.encoded) for piece in self.pieces)
 
 
+class _Shelf:
+    """What one owner has, the oldest first."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[str, Kept] = OrderedDict()
+        self.bytes = 0
+
+    def add(self, id: str, kept: Kept) -> None:
+        self.bytes += _own_bytes(kept)
+        for piece in kept.pieces:
+            self.bytes += 0 if piece.uses else len(piece.encoded)
+            piece.uses += 1
+        self.kept[id] = kept
+
+    def drop(self, id: str) -> None:
+        kept = self.kept.pop(id)
+        self.bytes -= _own_bytes(kept)
+        for piece in kept.pieces:
+            piece.uses -= 1
+            self.bytes -= 0 if piece.uses else len(piece.encoded)
+
+
 class Store:
     """By owner and id. On the event loop."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         """`count_max`: 0: nothing is kept."""
-        self.bytes = 0
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._kept: OrderedDict[tuple[bytes, str], Kept] = OrderedDict()
+        self._shelves: dict[Owner, _Shelf] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return sum(len(shelf.kept) for shelf in self._shelves.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(shelf.bytes for shelf in self._shelves.values())
 
     @property
     def keeps(self) -> bool:
         """Anything at all."""
         return self._count_max > 0
 
-    def put(self, owner: bytes, id: str, kept: Kept) -> None:
-        """The newest; what is too large for the whole store is forgotten at once."""
-        self.bytes += _own_bytes(kept)
-        for piece in kept.pieces:
-            self.bytes += 0 if piece.uses else len(piece.encoded)
-            piece.uses += 1
-        self._kept[owner, id] = kept
-        while self._kept and (len(self._kept) > self._count_max or self.bytes > self._bytes_max):
-            _, oldest = self._kept.popitem(last=False)
-            self._forget(oldest)
+    def put(self, owner: Owner, id: str, kept: Kept) -> None:
+        """The newest of its owner's; what is too large for the whole store is forgotten at once."""
+        self._shelves.setdefault(owner, _Shelf()).add(id, kept)
+        while (are_many := len(self) > self._count_max) or self.bytes > self._bytes_max:
+            size = _count if are_many else _bytes
+            most = max(self._shelves, key=lambda owner: size(self._shelves[owner]))
+            self._drop(most, next(iter(self._shelves[most].kept)))
 
-    def get(self, owner: bytes, id: str) -> Kept:
+    def get(self, owner: Owner, id: str) -> Kept:
         """Raises `RequestError(response_not_found)`."""
-        if (kept := self._kept.get((owner, id))) is None:
+        shelf = self._shelves.get(owner)
+        if shelf is None or (kept := shelf.kept.get(id)) is None:
             raise _unknown(id)
         return kept
 
-    def delete(self, owner: bytes, id: str) -> None:
+    def delete(self, owner: Owner, id: str) -> None:
         """Raises `RequestError(response_not_found)`."""
-        if (kept := self._kept.pop((owner, id), None)) is None:
-            raise _unknown(id)
-        self._forget(kept)
+        self.get(owner, id)
+        self._drop(owner, id)
 
-    def _forget(self, kept: Kept) -> None:
-        self.bytes -= _own_bytes(kept)
-        for piece in kept.pieces:
-            piece.uses -= 1
-            self.bytes -= 0 if piece.uses else len(piece.encoded)
+    def _drop(self, owner: Owner, id: str) -> None:
+        self._shelves[owner].drop(id)
+        if not self._shelves[owner].kept:
+            del self._shelves[owner]
+
+
+def _count(shelf: _Shelf) -> int:
+    return len(shelf.kept)
+
+
+def _bytes(shelf: _Shelf) -> int:
+    return shelf.bytes
 
 
 def _own_bytes(kept: Kept) -> int:

@@ -1,7 +1,8 @@
 """Tools as a client of responses describes them -> what is offered of them.
 
-Functions are, those of a namespace under both names in one, as templates know no namespaces. Tools that the
-server would have to run itself (a web search, say) are passed over: it runs none.
+Functions are, those of a namespace under both names in one, as templates know no namespaces, and as functions
+those that take text as it is (`custom`). Tools that the server would have to run itself (a web search, say)
+are passed over: it runs none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.dialects.body import convert
+from broker.dialects.responses.custom import CustomTool
 from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool, Wish, grant
 from protocol.errors import Code, RequestError
 from protocol.parts import Calling
@@ -51,39 +53,51 @@ class _Named(Struct):
 @dataclass(frozen=True, slots=True)
 class Offer:
     """`shown`: what the template is given. `calling`: how they are called; None: freely. `namespaces`: the
-    names of those that are shown under two in one."""
+    names of those that are shown under two in one. `customs`: under which names those are shown that take
+    text as it is."""
 
     shown: list[dict[str, Any]]
     calling: Calling | None
     namespaces: Mapping[str, Split]
+    customs: frozenset[str] = frozenset()
 
 
 def offer(tools: Sequence[Described], choice: str | Described | None, *, single: bool) -> Offer:
     """`single`: at most one call is wanted. Raises `RequestError` naming the parameter at fault."""
-    functions: dict[str, tuple[Split, FunctionTool]] = {}
-    for split, function in _functions(tools):
-        functions.setdefault(flat_name(*split), (split, function))
-    named = [replace(function, name=name) for name, (_, function) in functions.items()]
-    granted = grant(named, _wish(choice, functions.keys()), single=single)
-    namespaces = {name: split for name, (split, _) in functions.items() if split.namespace}
-    return Offer(granted.tools, granted.calling, namespaces)
+    found: dict[str, _Found] = {}
+    for one in _found(tools):
+        found.setdefault(flat_name(*one.split), one)
+    named = [replace(one.function, name=name) for name, one in found.items()]
+    granted = grant(named, _wish(choice, found.keys()), single=single)
+    namespaces = {name: one.split for name, one in found.items() if one.split.namespace}
+    customs = frozenset(name for name, one in found.items() if one.is_custom)
+    return Offer(granted.tools, granted.calling, namespaces, customs)
 
 
-def _functions(
-    tools: Sequence[Described], within: str = "", namespace: str = ""
-) -> Iterator[tuple[Split, FunctionTool]]:
+class _Found(NamedTuple):
+    split: Split
+    function: FunctionTool
+    is_custom: bool
+
+
+def _found(tools: Sequence[Described], within: str = "", namespace: str = "") -> Iterator[_Found]:
     for index, tool in enumerate(tools):
         place = f"{within}tools[{index}]"
-        match tool.get("type", "function"):
-            case "function":
-                function = convert(tool, FunctionTool, place)
+        match kind := tool.get("type", "function"):
+            case "function" | "custom":
+                is_custom = kind == "custom"
+                function = _custom(tool, place) if is_custom else convert(tool, FunctionTool, place)
                 if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
                     message = f"'{place}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
                     raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
-                yield Split(namespace, function.name), function
+                yield _Found(Split(namespace, function.name), function, is_custom)
             case "namespace" if not namespace:
                 nested = convert(tool, _Namespace, place)
-                yield from _functions(nested.tools, f"{place}.", nested.name)
+                yield from _found(nested.tools, f"{place}.", nested.name)
+
+
+def _custom(tool: Described, place: str) -> FunctionTool:
+    return convert(tool, CustomTool, place).function()
 
 
 def _wish(choice: str | Described | None, known: Collection[str]) -> Wish:
@@ -97,7 +111,7 @@ def _wish(choice: str | Described | None, known: Collection[str]) -> Wish:
         case str():
             raise _unserved()
     match choice.get("type"):
-        case "function":
+        case "function" | "custom":
             return Wish(required=True, name=_name("tool_choice", choice, known))
         case "allowed_tools":
             return _allowed(convert(choice, _Allowed, "tool_choice"), known)
@@ -109,7 +123,7 @@ def _allowed(allowed: _Allowed, known: Collection[str]) -> Wish:
     names = frozenset(
         _name(f"tool_choice.tools[{index}]", tool, known)
         for index, tool in enumerate(allowed.tools)
-        if tool.get("type", "function") == "function"
+        if tool.get("type", "function") in ("function", "custom")
     )
     return Wish(allowed=names, required=allowed.mode == "required")
 

@@ -46,8 +46,9 @@ def more(index: int, arguments: str) -> CallDelta:
     return CallDelta(index=index, arguments=arguments)
 
 
-def chunks(said: list[Item], *, logprobs: bool = False) -> list[dict[str, Any]]:
-    stream = answer.Stream(HEAD, chat.Form(logprobs=logprobs), choices=1, include_usage=False)
+def chunks(said: list[Item], *, logprobs: bool = False, functions: bool = False) -> list[dict[str, Any]]:
+    form = chat.Form(logprobs=logprobs, functions=functions)
+    stream = answer.Stream(HEAD, form, choices=1, include_usage=False)
     events = stream.feed([(0, said)]).decode().split("\n\n")[:-2]
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
@@ -60,6 +61,21 @@ def whole(said: list[Item]) -> dict[str, Any]:
     renderer = answer.Whole(HEAD, chat.Form(logprobs=False), choices=1)
     choice: dict[str, Any] = json.loads(renderer.feed([(0, said)]))["choices"][0]
     return choice
+
+
+def test_clients_from_before_there_were_tools_get_one_call_of_a_function() -> None:
+    said = items(delta("", begun(0, "get_tide", "{")), delta("", more(0, "}")), delta("", begun(1)))
+    told = [chunk["choices"][0] for chunk in chunks(said, functions=True)]
+    grown = [choice["delta"]["function_call"] for choice in told if "function_call" in choice["delta"]]
+    assert grown == [{"name": "get_tide", "arguments": "{"}, {"arguments": "}"}]
+    assert not any("tool_calls" in choice["delta"] for choice in told)
+    assert told[-1]["finish_reason"] == "function_call"
+    renderer = answer.Whole(HEAD, chat.Form(logprobs=False, functions=True), choices=1)
+    (choice,) = json.loads(renderer.feed([(0, said)]))["choices"]
+    assert choice["message"]["function_call"] == {"name": "get_tide", "arguments": "{}"}
+    assert choice["message"]["content"] is None
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "function_call"
 
 
 def test_a_call_is_named_once_and_then_gains_arguments() -> None:

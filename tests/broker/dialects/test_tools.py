@@ -37,6 +37,47 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
 
 
+@pytest.mark.parametrize(
+    ("choice", "names", "calling"),
+    [
+        (None, "fg", Calling(single=True)),
+        ("auto", "fg", Calling(single=True)),
+        ("none", "", None),
+        ({"name": "g"}, "fg", Calling(required=True, name="g", single=True)),
+    ],
+)
+def test_functions_from_before_there_were_tools_are_offered_as_such(
+    choice: Any, names: str, calling: Calling | None
+) -> None:
+    message = sent(functions=[F["function"], G["function"]], function_call=choice)
+    assert ("".join(offered(message)), message.calling) == (names, calling)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+        ({"function_call": {"name": "g"}}, "function_call.name"),
+        ({"functions": [{"name": ""}]}, "functions[0].name"),
+        ({"functions": [{"name": "f"}], "tools": [F]}, "functions"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        sent(**fields)
+    assert refused.value.param == param
+
+
+def test_calls_of_functions_in_the_past_are_calls() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}}
+    result = {"role": "function", "name": "f", "content": "2"}
+    message = sent(messages=[{"role": "user", "content": "hello"}, called, result])
+    [_, answer, told] = unpack(message).messages or []
+    assert answer["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    assert (told["role"], told["name"], told["content"]) == ("tool", "f", "2")
+
+
 CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
     ({}, "", None),
     ({"tool_choice": "none"}, "", None),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.routes import report
 from protocol.messages import Heartbeat, Loading
 from protocol.orders import ModelState, Roster
-from protocol.parts import PrefixStatus, Reuse, RowStatus, TopPrefix
+from protocol.parts import ImageStatus, PrefixStatus, Reuse, RowStatus, TopPrefix
 from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(
@@ -90,10 +90,12 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         cache_bytes=77,
         rows=[DECODING, WAITING],
         prefix=prefix(),
+        images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
     )
     line.dispatcher.hear("w", beat)
     [worker] = workers(line)
     rows, cache = worker.pop("rows"), worker.pop("prefix")
+    assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
     assert worker == {
         "model": "org/model",
         "state": "ready",

@@ -1,4 +1,5 @@
-"""Checks of a smoke: a line for each, and `passed/total` last. Told by BASE_URL, MODEL and API_KEY."""
+"""Checks of a smoke: a line for each, and `passed/total` last. Told by BASE_URL, MODEL and API_KEY, and by
+variables of what is to be expected of the server beside that."""
 
 from __future__ import annotations
 
@@ -35,6 +36,11 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     """`function` is one, and passes unless it raises."""
     _checks.append(function)
     return function
+
+
+def when(variable: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """A check that is about a server of which that variable tells."""
+    return check if os.environ.get(variable) else lambda function: function
 
 
 def refused(error: type[Exception], function: Callable[..., object], **told: object) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
-from checks import ASKED, FUNCTION, KEY, MODEL, V1, WEATHER, Thing, check, main, refused
-from openai import NotFoundError, OpenAI
+from checks import ASKED, FUNCTION, KEY, MODEL, V1, WEATHER, Thing, check, main, refused, when
+from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 client = OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 messages = [{"role": "user", "content": ASKED}]
@@ -98,6 +100,56 @@ def responses_structured() -> None:
 def errors() -> None:
     asked = {"model": "there-is-no-such-model", "messages": messages}
     assert refused(NotFoundError, client.chat.completions.create, **asked).code == "model_not_found"
+
+
+@when("CAPABLE")
+def chat_tool_loop() -> None:
+    said = [{"role": "user", "content": "The weather in Rome?"}]
+    called = client.chat.completions.create(model=MODEL, messages=said, tools=tools).choices[0]
+    (call,) = called.message.tool_calls
+    assert called.finish_reason == "tool_calls"
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    said += [called.message, {"role": "tool", "tool_call_id": call.id, "content": "Sleet."}]
+    told = client.chat.completions.create(model=MODEL, messages=said, tools=tools).choices[0]
+    assert "Sleet." in told.message.content
+
+
+@when("EMBED")
+def embeddings() -> None:
+    found = client.embeddings.create(model=os.environ["EMBED_MODEL"], input=["one", "and another"])
+    assert [len(each.embedding) for each in found.data] == [len(found.data[0].embedding)] * 2
+
+
+@when("AUTH")
+def keys() -> None:
+    stranger = client.with_options(api_key="sk-of-nobody")
+    asked = {"model": MODEL, "messages": messages}
+    assert refused(AuthenticationError, stranger.chat.completions.create, **asked).code == "invalid_api_key"
+
+
+@when("CTX")
+def context() -> None:
+    long = [{"role": "user", "content": "word " * int(os.environ["CTX"])}]
+    asked = {"model": MODEL, "messages": long}
+    found = refused(BadRequestError, client.chat.completions.create, **asked)
+    assert found.code == "context_length_exceeded"
+
+
+@when("OVERLOAD_BURST")
+def burst() -> None:
+    def ask(number: int) -> APIStatusError | None:
+        said = [{"role": "user", "content": f"{ASKED} {number}"}]
+        try:
+            client.chat.completions.create(model=MODEL, messages=said, max_tokens=64)
+        except APIStatusError as error:
+            return error
+        return None
+
+    count = int(os.environ["OVERLOAD_BURST"])
+    with ThreadPoolExecutor(count) as threads:
+        errors = [error for error in threads.map(ask, range(count)) if error]
+    assert 0 < len(errors) < count
+    assert all(error.status_code == 503 and error.response.headers["retry-after"] for error in errors)
 
 
 main()

@@ -86,13 +86,14 @@ def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
     shared = dict.fromkeys((*GATEWAY_FLAGS, *WORKER_FLAGS))
     values = {name: a_value_for(name, fields[name].type) for name in shared}
     assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
+    switches = [f"--{name.replace('_', '-')}" for name in ("insecure_no_keys", "text_only")]
     words = [
         f"--{fields[name].encode_name.replace('_', '-')}={value}"
         for name, value in values.items()
-        if name != "insecure_no_keys"
+        if f"--{name.replace('_', '-')}" not in switches
     ]
-    given, _ = serve.read([*words, "--insecure-no-keys"], {})
-    told = flags([*words, "--insecure-no-keys"])
+    given, _ = serve.read([*words, *switches], {})
+    told = flags([*words, *switches])
     gateway = settings.read(GatewaySettings, "gateway", told["gateway"], {}, program="", about="")
     worker = settings.read(WorkerSettings, "worker", told["worker"], {}, program="", about="")
     for names, child in ((GATEWAY_FLAGS, gateway), (WORKER_FLAGS, worker)):

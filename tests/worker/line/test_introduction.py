@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Sampling
+from protocol.parts import Capabilities, Sampling
 from protocol.workersettings import WorkerSettings
 from tests.models.fixtures import model_folder
 from worker.contract import Model
@@ -53,3 +55,27 @@ def test_prompts_are_measured_by_the_context_that_was_told(dense: Model) -> None
     assert f"resulted in {tokens} tokens" in caught.value.message
     with pytest.raises(RequestError, match=r"is 4096 tokens\. However"):
         prepare(10_000, dense.facts.context_length)
+
+
+@pytest.mark.parametrize(
+    ("limit", "image_cache", "images", "rows"),
+    [
+        (800, None, 100, 700),
+        (800, 30, 30, 770),
+        (800, 10**6, 400, 400),
+        (800, 0, 0, 800),
+        (None, None, 2**28, None),
+        (None, 10**6, 10**6, None),
+    ],
+)
+def test_encoded_images_have_a_part_of_the_memory_for_caches(
+    dense: Model, limit: int | None, image_cache: int | None, images: int, rows: int | None
+) -> None:
+    facts = replace(dense.facts, capabilities=Capabilities(images=True), cache_bytes_max=limit)
+    policy = policy_of(WorkerSettings(image_cache=image_cache), replace(dense, facts=facts))
+    assert (policy.image_bytes_max, policy.bytes_max) == (images, rows)
+
+
+def test_a_model_that_takes_no_images_keeps_all_memory_for_caches(dense: Model) -> None:
+    policy = policy_of(WorkerSettings(cache_limit_bytes=800, image_cache=100), dense)
+    assert (policy.image_bytes_max, policy.bytes_max) == (0, 800)

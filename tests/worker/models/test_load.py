@@ -22,7 +22,7 @@ from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, Model, NoRoomError
 from worker.engine.caches import proof
 from worker.laps import Laps
-from worker.models import load, memory
+from worker.models import load, memory, vision
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.models.load import ModelLoader
 from worker.models.memory import Memory
@@ -72,6 +72,7 @@ def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
     assert list(laps.seconds) == [
         "start",
         "imports",
+        "eyes",
         "weights",
         "trial",
         "tokenizer",
@@ -79,10 +80,12 @@ def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
         "fingerprint",
     ]
     assert isinstance(first, Model)
-    monkeypatch.setattr(proof, "prove", None)  # nobody may call it
+    monkeypatch.setattr(proof, "prove", None)  # nobody may call them
+    monkeypatch.setattr(vision, "try_eyes", None)
     second = ModelLoader(None, trials=tmp_path).load(nothing)
     assert isinstance(second, Model)
     assert second.facts.batched
+    assert second.facts.capabilities.images
     assert second.engine.shape == first.engine.shape is not None
 
 
@@ -102,7 +105,7 @@ def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.INFO):
         model = ModelLoader(str(folder)).load(nothing)
     assert not model.facts.capabilities.images
-    assert any("text half only" in line for line in caplog.messages)
+    assert any("its images are not served, only text" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(

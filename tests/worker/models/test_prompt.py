@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from msgspec import UNSET, Raw
 
-from protocol.conversation import pack
+from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Calling, Capabilities, Media, Sampling, Tokenizing
@@ -22,6 +22,7 @@ from worker.contract import Draw, Prepared, Tokenized
 from worker.models.draw import read_defaults
 from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.template import probe
+from worker.output.channels import CONTENT, REASONING
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=Draw(temperature=1.0))
 USER = {"role": "user", "content": "Hello!"}
@@ -67,6 +68,58 @@ def with_template(tmp_path: Path, template: str | None) -> TokenizerWrapper:
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
     return open_tokenizer(tmp_path, [])
+
+
+# --- answers that are begun ----------------------------------------------------------------------------
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+ENDS_IN_MESSAGE = {PROMPT_ENDS: IN_MESSAGE}
+
+
+@pytest.mark.parametrize("content", ["The tide", "The tide ", "x", "<think>\nIt may", "a\n\nb\n"])
+def test_a_message_that_goes_on_ends_the_prompt_as_upstream_has_it(content: str) -> None:
+    messages = [
+        USER,
+        {"role": "assistant", "content": "Yes."},
+        USER,
+        {"role": "assistant", "content": content},
+    ]
+    prepared = prepare(messages=messages, template_kwargs=ENDS_IN_MESSAGE)
+    upstream = tokenizer()._tokenizer.apply_chat_template(
+        messages, tokenize=False, continue_final_message=True
+    )
+    assert text(prepared) == upstream
+    assert text(prepared).endswith(content)
+    assert prepared.opening == (REASONING if "<think>" in content else CONTENT)
+
+
+def test_a_prompt_can_end_before_the_models_turn() -> None:
+    opened, closed = (text(prepare(template_kwargs=ends)) for ends in ({}, {PROMPT_ENDS: BEFORE_TURN}))
+    assert opened == closed + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [USER, {"role": "assistant", "content": ""}, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
+)
+def test_what_cannot_go_on_is_history(last: dict[str, Any]) -> None:
+    messages = [USER, last]
+    assert text(prepare(messages=messages, template_kwargs=ENDS_IN_MESSAGE)) == text(
+        prepare(messages=messages)
+    )
+
+
+def test_a_template_must_show_the_message_that_goes_on(tmp_path: Path) -> None:
+    silent = with_template(tmp_path, "{{ messages[0].content }}")
+    request = Generate(
+        incarnation="g",
+        id="r",
+        sampling=Sampling(seed=7),
+        messages=pack([USER, {"role": "assistant", "content": "So"}]),
+        template_kwargs=pack(ENDS_IN_MESSAGE),
+    )
+    with pytest.raises(RequestError, match="does not take these messages"):
+        TextPreparer(silent, RULES).prepare(request, ())
 
 
 # --- rendering -----------------------------------------------------------------------------------------

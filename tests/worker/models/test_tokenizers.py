@@ -27,10 +27,3 @@ def test_what_is_wrong_is_told_to_whoever_takes_one(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises((OSError, ValueError)):
             tokenizers.take()
-
-
-def test_those_that_are_not_needed_are_not_opened() -> None:
-    folder = model_folder("dense")
-    tokenizers = Tokenizers(folder, read_config(folder, "dense"), ahead=50)
-    tokenizers.close()
-    assert tokenizers.take().encode("a word")

@@ -39,6 +39,14 @@ def test_what_was_proven_once_is_not_proven_again(tmp_path: Path) -> None:
     assert (tmp_path / "trials").stat().st_mode & 0o777 == 0o700
 
 
+def test_that_it_sees_is_known_apart(tmp_path: Path) -> None:
+    kept(tmp_path)
+    assert Trials(tmp_path).token_bytes(KEY, lambda: 0) == 0
+    assert Trials(tmp_path).token_bytes(KEY, lambda: 256) == 256
+    assert Trials(tmp_path).token_bytes(KEY, lambda: 7) == 256
+    assert Trials(tmp_path).abilities(KEY, not_again) == PROVEN
+
+
 def test_without_a_folder_it_is_proven_each_time() -> None:
     proofs: list[int] = []
 
@@ -66,10 +74,10 @@ def test_what_was_refused_is_tried_again(tmp_path: Path, refused: Abilities) -> 
     | st.sampled_from(
         [
             b"{}",
-            b'{"key":"other","abilities":{"batchable":true,"paddable":true,"shape":{}}}',
-            b'{"key":"%b","abilities":{"batchable":true,"paddable":true,"shape":null}}' % KEY.encode(),
-            b'{"key":"%b","abilities":{"batchable":false,"paddable":true,"shape":{}}}' % KEY.encode(),
-            b'{"key":"%b","abilities":{"batchable":1,"paddable":true,"shape":{}}}' % KEY.encode(),
+            b'{"key":"other","proven":{"batchable":true,"paddable":true,"shape":{}}}',
+            b'{"key":"%b","proven":{"batchable":true,"paddable":true,"shape":null}}' % KEY.encode(),
+            b'{"key":"%b","proven":{"batchable":false,"paddable":true,"shape":{}}}' % KEY.encode(),
+            b'{"key":"%b","proven":{"batchable":1,"paddable":true,"shape":{}}}' % KEY.encode(),
         ]
     )
 )
@@ -122,11 +130,13 @@ def test_the_key_is_the_models_and_that_of_all_that_a_proof_depends_on(
     weights = next(folder.glob(WEIGHTS))
     weights.write_bytes(weights.read_bytes() + b"\0")
     keys.append(key(folder))
-    for library in ("mlx", "mlx-lm", "mlx-vlm"):
+    for library in trials._LIBRARIES:
         with monkeypatch.context() as patched:
-            versions = {name: metadata.version(name) for name in ("mlx", "mlx-lm", "mlx-vlm")}
+            versions = {name: metadata.version(name) for name in trials._LIBRARIES}
             patched.setattr(metadata, "version", (versions | {library: "0"}).__getitem__)
             keys.append(key(folder))
-    monkeypatch.setattr(trials, "_own_digest", lambda: "another")
+    (folder / "tokenizer_config.json").write_text("{}")
+    keys.append(key(folder))
+    monkeypatch.setattr(trials, "_sources", lambda package: [])
     keys.append(key(folder))
     assert len(set(keys)) == len(keys)

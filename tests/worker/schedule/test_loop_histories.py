@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.worker.engines import (
     END,
     House,
+    Image,
     breaking,
 )
 
@@ -21,11 +22,14 @@ asked = st.fixed_dictionaries(
         "twin": st.booleans(),
         "priority": st.integers(0, 1),
         "deadline_s": st.sampled_from([None, None, None, 60.0]),
+        "images": st.lists(
+            st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 6)), max_size=3
+        ),
     }
 )
 happenings = st.lists(
     st.tuples(
-        st.sampled_from(["step", "step", "prefill", "start", "fork"]),
+        st.sampled_from(["step", "step", "prefill", "start", "fork", "look", "show"]),
         st.integers(0, 40),
         st.sampled_from(["fail", "drop", "drop all", "submit", "ill"]),
         st.integers(0, 9),
@@ -34,12 +38,24 @@ happenings = st.lists(
 )
 
 
+def placed(images: list[tuple[str, int, int]], prompt: int) -> list[Image]:
+    """Images one behind the other, each behind so many tokens of text, as far as the prompt goes."""
+    found: list[Image] = []
+    end = 0
+    for name, gap, tokens in images:
+        if end + gap + tokens < prompt:
+            found.append((f"{name}{tokens}", end + gap, tokens))
+            end += gap + tokens
+    return found
+
+
 @given(
     st.lists(asked, min_size=1, max_size=8),
     happenings,
     st.integers(1, 4),
     st.integers(1, 40),
     st.sampled_from([None, None, 128, 192, 320]),
+    st.sampled_from([None, 6, 9]),
 )
 @settings(max_examples=400, deadline=None)
 def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
@@ -48,8 +64,14 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     rows_max: int,
     prefill_tokens: int,
     bytes_max: int | None,
+    image_bytes_max: int | None,
 ) -> None:
-    house = House(rows_max=rows_max, prefill_tokens=prefill_tokens, bytes_max=bytes_max)
+    house = House(
+        rows_max=rows_max,
+        prefill_tokens=prefill_tokens,
+        bytes_max=bytes_max,
+        image_bytes_max=image_bytes_max,
+    )
     dropped: set[str] = set()
     scripts: dict[str, list[int]] = {}
     longest: dict[str, int] = {}
@@ -62,6 +84,7 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
             id,
             *scripts[id],
             prompt=request["prompt"],
+            images=placed(request["images"], request["prompt"]),
             like=f"r{number - 1}" if request["twin"] and number else None,
             max_tokens=longest[id],
             priority=request["priority"],

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from protocol.errors import RequestError
+from tests.worker.engines import picture
 from worker.contract import Draw, Prepared
+from worker.pictures import Picture
 from worker.schedule.groups import PADDING_MAX
 from worker.schedule.pace import CHUNK_TOKENS_MIN
-from worker.schedule.rows import Chunk, Group, Phase, Plan, Row
+from worker.schedule.rows import Chunk, Group, Look, Phase, Plan, Row
 from worker.schedule.scheduler import AHEAD_MAX, Policy, Scheduler
 from worker.schedule.sharing import SHORT_TOKENS_MAX
 
@@ -51,6 +53,10 @@ class Simulation:
     forks: int = 0
     together: int = 0
     ahead: int = 0
+    kept: dict[str, int] = field(default_factory=dict)
+    """The encoded images, and their bytes."""
+    looks: int = 0
+    found: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -61,6 +67,7 @@ class Simulation:
             inter_token_target_s=chance.choice((0.01, 0.1)),
             bytes_max=chance.choice((None, 400, 600, 900)),
             row_bytes=lambda tokens: 20 + tokens,
+            image_bytes_max=chance.choice((None, 20, 50)),
         )
         self.speed = chance.choice((1e-5, 1e-4, 1e-3))
         self.failures = chance.choice((0, 0, 0.02))
@@ -91,11 +98,15 @@ class Simulation:
 
     def come(self) -> None:
         chance = self.random
-        known = [account.request.tokens for account in self.accounts.values()]
+        known = [account.request for account in self.accounts.values()]
+        pictures: tuple[Picture, ...] = ()
         if known and chance.random() < 0.3:
-            tokens = known[-1]
+            tokens, pictures = known[-1].tokens, known[-1].pictures
         else:
             tokens = (len(known), *range(1, round(10 ** chance.uniform(0, 2.6))))
+            pictures = self.images(len(tokens))
+            for each in pictures:
+                tokens = (*tokens[: each.first], *each.keys(), *tokens[each.end :])
         request = Prepared(
             id=f"r{len(known)}",
             tokens=tokens,
@@ -105,6 +116,7 @@ class Simulation:
             end_tokens=frozenset(),
             priority=chance.choice((0, 0, 0, 1)),
             deadline_s=chance.choice((None, None, None, None, None, 0.5)),
+            pictures=pictures,
         )
         account = self.accounts[request.id] = Account(request, self.now)
         try:
@@ -113,6 +125,12 @@ class Simulation:
             account.end = "refused"
             assert self.policy.bytes_max is not None
             assert self.policy.row_bytes(len(tokens) + 64) > self.policy.bytes_max
+
+    def images(self, tokens: int) -> tuple[Picture, ...]:
+        """Often none; else some of a few, behind the first token, as far as there is room."""
+        names = self.random.choices("abcdef", k=self.random.choice((0, 0, 1, 3)))
+        drawn = (picture(name, 1 + 13 * place, 3 + ord(name) % 7) for place, name in enumerate(names))
+        return tuple(each for each in drawn if each.end < tokens)
 
     def leave(self, id: str, why: str) -> None:
         assert self.scheduler.drop(id) is not None
@@ -146,10 +164,29 @@ class Simulation:
             self.fed.pop(row.id, None)
         for group in plan.groups[: self.random.choice((1, 99))]:
             self.prefill(group)
+        if plan.look:
+            self.look(plan.look)
         if not decodes:
             self.scheduler.lap(self.now, decoded=False)
         if self.random.random() < 0.25:
             self.check()
+
+    def look(self, look: Look) -> None:
+        row, image = look.row, look.picture
+        assert image.digest not in self.kept
+        self.looks += 1
+        for digest in look.forgotten:
+            del self.kept[digest]
+        if self.scheduler.get(row.id) is None:
+            return
+        self.now += self.random.uniform(0, 0.05)
+        if self.random.random() < self.failures:
+            self.leave(row.id, "failed")
+            return
+        self.kept[image.digest] = image.nbytes
+        assert self.scheduler.looked(row, image, image.nbytes) == []
+        limit = self.policy.image_bytes_max
+        assert limit is None or sum(self.kept.values()) <= limit
 
     def cache_bytes(self) -> int:
         rows = [len(self.cached[id]) for id in self.cached if self.cached[id]]
@@ -185,6 +222,11 @@ class Simulation:
             return
         for chunk in group:
             cached = self.cached.setdefault(chunk.row.id, [])
+            for image in chunk.row.pictures:
+                if image.first < len(cached) + len(chunk.tokens) and image.end > len(cached):
+                    assert image.digest in self.kept
+                    assert len(group) == 1
+                    self.found += image.first >= len(cached)
             assert chunk.row.tokens[len(cached) :][: len(chunk.tokens)] == chunk.tokens
             cached.extend(chunk.tokens)
             self.now += self.speed * len(chunk.tokens) * (1 + len(cached) / 200) * self.random.uniform(0.5, 2)
@@ -214,7 +256,12 @@ class Simulation:
     def check_plan(self, plan: Plan, waited: list[Row]) -> None:
         assert self.scheduler.decodes == bool(self.scheduler.count(Phase.DECODE))
         # Somebody always gets on, as long as anybody is here.
-        assert (self.scheduler.decodes or bool(plan.groups)) == bool(len(self.scheduler))
+        runs = bool(plan.groups or plan.look)
+        assert (self.scheduler.decodes or runs) == bool(len(self.scheduler))
+        if plan.look:
+            assert plan.look.row.phase is Phase.PREFILL
+            assert not any(chunk.tokens for group in plan.groups for chunk in group)
+            return
         # Whoever is there fits: rows grow by blocks, and make room before they take one.
         assert self.policy.bytes_max is None or self.reserved() <= self.policy.bytes_max
         once = [row.id for group in plan.groups for c in group for row in (c.row, *c.copies)]
@@ -230,7 +277,8 @@ class Simulation:
                 assert max(len(c.tokens) for c in group) <= SHORT_TOKENS_MAX
                 assert sum(len(c.tokens) for c in group) > (1 - PADDING_MAX) * size
             assert group[0].row.phase is Phase.PREFILL
-            if not group[0].last:
+            # The one that comes first is cut to the budget, those with images before these too.
+            if not group[0].last and not group[0].row.pictures:
                 assert not any(c.tokens for c in plan.groups[0]) or group is plan.groups[0]
                 assert len(group[0].tokens) >= min(CHUNK_TOKENS_MIN, self.policy.prefill_tokens)
         self.check_order(waited)
@@ -317,7 +365,7 @@ def play(seeds: Iterable[int]) -> None:
 
 
 def test_the_histories_have_everything_in_them() -> None:
-    simulations = [Simulation(seed) for seed in range(150)]
+    simulations = [Simulation(seed) for seed in range(200)]
     for simulation in simulations:
         simulation.history()
     ends = [account.end for simulation in simulations for account in simulation.accounts.values()]
@@ -327,6 +375,9 @@ def test_the_histories_have_everything_in_them() -> None:
     assert sum(simulation.forks for simulation in simulations) > 50
     assert sum(simulation.together for simulation in simulations) > 30
     assert sum(simulation.ahead for simulation in simulations) > 30
+    looks = sum(simulation.looks for simulation in simulations)
+    assert looks > 300
+    assert sum(simulation.found for simulation in simulations) > 1.2 * looks
 
 
 if __name__ == "__main__":

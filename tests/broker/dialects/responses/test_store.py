@@ -56,6 +56,38 @@ def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
     assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
 
 
+@pytest.mark.parametrize(("count_max", "bytes_max"), [(6, 2**20), (1000, 12_000)])
+def test_who_keeps_much_pushes_out_nobody_who_keeps_little(count_max: int, bytes_max: int) -> None:
+    store = Store(count_max, bytes_max)
+    store.put(BOB, "old", kept())
+    for number in range(40):
+        store.put(ANN, f"r{number}", kept("x" * 300))
+    assert store.get(BOB, "old")
+    assert store.get(ANN, "r39")
+    for number in range(40):
+        store.put(BOB, f"r{number}", kept("x" * 300))
+    mine = [owner for owner in (ANN, BOB) for number in range(40) if _has(store, owner, f"r{number}")]
+    assert abs(mine.count(ANN) - mine.count(BOB)) <= 1
+    assert _has(store, ANN, "r39")
+    assert _has(store, BOB, "r39")
+    assert not _has(store, BOB, "old")
+
+
+def test_what_is_too_large_for_all_is_its_owners_loss() -> None:
+    store = Store(8, 4096)
+    store.put(BOB, "small", kept())
+    store.put(ANN, "large", kept("x" * 5000))
+    assert len(store) == 1
+    assert _has(store, BOB, "small")
+
+
+def _has(store: Store, owner: bytes, id: str) -> bool:
+    try:
+        return bool(store.get(owner, id))
+    except RequestError:
+        return False
+
+
 def test_one_too_large_for_the_store_leaves_nothing() -> None:
     store = Store(8, 4096)
     store.put(ANN, "small", kept())

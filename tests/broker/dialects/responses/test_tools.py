@@ -16,12 +16,11 @@ FILES: dict[str, Any] = {
     "type": "namespace",
     "name": "mcp__files__",
     "description": "Files.",
-    "tools": [READ, {"type": "custom", "name": "raw"}],
+    "tools": [READ, {"type": "mcp", "name": "raw"}],
 }
 ELSEWHERE = [
     {"type": "web_search"},
     {"type": "local_shell"},
-    {"type": "custom", "name": "patch"},
     {"type": None},
 ]
 
@@ -48,6 +47,28 @@ def test_functions_of_a_namespace_have_both_names_in_one() -> None:
     assert offered.namespaces == {"mcp__files__read": ("mcp__files__", "read")}
     assert flat_name("mcp__files", "_read") == "mcp__files__read"
     assert flat_name(None, "_read") == "_read"
+
+
+def test_what_takes_text_as_it_is_is_offered_as_a_function_of_one_string() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin"'}
+    patch = {"type": "custom", "name": "patch", "description": "Edits files.", "format": grammar}
+    offered = choose(None, patch, READ, {**FILES, "tools": [{"type": "custom", "name": "raw"}]})
+    assert names(offered) == ["patch", "read", "mcp__files__raw"]
+    assert offered.customs == {"patch", "mcp__files__raw"}
+    function = offered.shown[0]["function"]
+    assert function["description"] == "Edits files."
+    assert list(function["parameters"]["properties"]) == function["parameters"]["required"] == ["input"]
+    assert 'start: "*** Begin"' in function["parameters"]["properties"]["input"]["description"]
+
+
+def test_it_can_be_chosen_by_its_name() -> None:
+    patch = {"type": "custom", "name": "patch"}
+    named = Calling(required=True, name="patch", single=True)
+    assert choose(patch, patch, READ).calling == named
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [patch]}
+    assert names(choose(allowed, patch, READ)) == ["patch"]
+    with pytest.raises(RequestError, match=r"tools\[0\].name"):
+        choose("auto", {"type": "custom", "name": ""})
 
 
 def test_of_two_functions_with_one_name_the_first_counts() -> None:

@@ -1,0 +1,184 @@
+"""Rows with images beside rows without: however they join, leave and are cut, the tokens are upstream's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from tests.models.eyes import EYES
+from tests.worker.eyes import POCKET, Question, answer, draw_question
+from tests.worker.sights import loaded, prepared
+from worker.contract import Cut, Draw, Engine, Piece, Prepared
+
+NAMES = (*EYES, POCKET)
+IMAGES = (0, 1, 3, 0, 1, 2)
+TOKENS_MAX = 12
+
+
+@dataclass(frozen=True)
+class Job:
+    question: Question
+    request: Prepared
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        return self.request.id
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.request.tokens
+
+    def expected(self, model: str) -> list[int]:
+        return alone(model, self.question)[: self.tokens]
+
+
+@cache
+def alone(model: str, question: Question) -> list[int]:
+    return answer(model, question, TOKENS_MAX)
+
+
+@cache
+def jobs_of(model: str, seed: int) -> tuple[Job, ...]:
+    rng = random.Random(seed)
+    questions = [draw_question(rng, images) for images in IMAGES]
+    return tuple(
+        Job(question, prepared(model, f"row {index}", question), rng.randint(1, TOKENS_MAX))
+        for index, question in enumerate(questions)
+    )
+
+
+def open_row(engine: Engine, job: Job) -> None:
+    """As the schedule does it: images are encoded once, and shown before anything is run."""
+    for picture in job.request.pictures:
+        engine.look(picture)
+    if job.request.pictures:
+        engine.show(job.name, job.prompt, job.request.pictures)
+
+
+def play(engine: Engine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
+    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done."""
+    waiting, prefilled = list(jobs), dict[str, int]()
+    by_name = {job.name: job for job in waiting}
+    answers: dict[str, list[int]] = {}
+    while waiting or prefilled or any(len(answers[name]) < by_name[name].tokens for name in answers):
+        if waiting and rng.random() < 0.4:
+            job = waiting.pop(0)
+            open_row(engine, job)
+            prefilled[job.name] = 0
+        for name in list(prefilled):
+            job, done = by_name[name], prefilled[name]
+            if done == len(job.prompt) - 1:
+                engine.start(name, job.prompt, len(job.prompt), Draw())
+                answers[name] = []
+                del prefilled[name]
+            else:
+                chunk = job.prompt[done : min(done + rng.randint(1, 40), len(job.prompt) - 1)]
+                engine.prefill({name: chunk})
+                prefilled[name] += len(chunk)
+        for name, token in engine.step().tokens.items():
+            answers[name].append(token)
+            if len(answers[name]) == by_name[name].tokens:
+                engine.drop(name)
+    return answers
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_rows_with_and_without_images_say_what_upstream_says_alone(model: str) -> None:
+    jobs = jobs_of(model, 1)
+    engine = loaded(model).engine
+    answers = play(engine, jobs, random.Random(1))
+    for job in jobs:
+        assert answers[job.name] == job.expected(model), len(job.question.images)
+    assert engine.cache_bytes() == 0
+
+
+def finish(engine: Engine, job: Job, done: int, answered: Sequence[int] = ()) -> list[int]:
+    """Run what is left of a row and let it answer; returns its tokens from the first."""
+    whole = (*job.prompt, *answered)
+    if done < len(whole) - 1:
+        engine.prefill({job.name: whole[done:-1]})
+    engine.start(job.name, whole, len(job.prompt), Draw())
+    tokens = list(answered)
+    while len(tokens) < job.tokens:
+        tokens += engine.step().tokens.values()
+    engine.drop(job.name)
+    return tokens
+
+
+def with_images(model: str) -> Job:
+    """A job with several images and a long answer."""
+    job = max(jobs_of(model, 1), key=lambda job: len(job.request.pictures))
+    return Job(job.question, job.request, TOKENS_MAX)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_fork_goes_on_from_within_an_image(model: str) -> None:
+    engine, job = loaded(model).engine, with_images(model)
+    second = job.request.pictures[1]
+    cut = second.first + 1
+    open_row(engine, job)
+    engine.prefill({job.name: job.prompt[:cut]})
+    engine.fork(job.name, "copy")
+    engine.prefill({job.name: job.prompt[cut : second.end]})
+    copy = Job(job.question, replace(job.request, id="copy"), job.tokens)
+    assert finish(engine, copy, cut) == job.expected(model)
+    assert finish(engine, job, second.end) == job.expected(model)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_row_that_gave_way_goes_on_behind_its_answer(model: str) -> None:
+    engine, job = loaded(model).engine, with_images(model)
+    open_row(engine, job)
+    engine.show(job.name, (*job.prompt, *job.expected(model)[:5]), job.request.pictures)
+    assert finish(engine, job, 0, job.expected(model)[:5]) == job.expected(model)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_row_is_made_again_from_what_was_stored_of_another(model: str) -> None:
+    """Within an image and behind it, and without a second look at what is stored."""
+    engine, job = loaded(model).engine, with_images(model)
+    assert engine.shape is not None
+    for place in (job.request.pictures[0].first + 1, job.request.pictures[1].end):
+        open_row(engine, job)
+        engine.prefill({job.name: job.prompt[:place]})
+        (columns,), states = engine.cut(job.name, [(0, place)], states=engine.shape.has_states)
+        engine.drop(job.name)
+        for picture in job.request.pictures:
+            if picture.end <= place:
+                engine.forget(picture.digest)
+        engine.show(job.name, job.prompt, job.request.pictures)
+        engine.restore(job.name, [Piece(columns.payload, 0, place, place)], payload_of(states))
+        assert finish(engine, job, place) == job.expected(model)
+
+
+def payload_of(cut: Cut | None) -> object | None:
+    return None if cut is None else cut.payload
+
+
+@pytest.mark.parametrize("model", [name for name in NAMES if name.startswith("qwen")])
+def test_an_answer_may_name_an_image(model: str) -> None:
+    """The token that stands for images in prompts, drawn in an answer, is a token as any other."""
+    engine, job = loaded(model).engine, with_images(model)
+    token = max(job.request.pictures[0].tokens, key=job.request.pictures[0].tokens.count)
+    open_row(engine, job)
+    engine.show(job.name, (*job.prompt, token, token, token), job.request.pictures)
+    engine.prefill({job.name: (*job.prompt, token, token)})
+    engine.start(job.name, (*job.prompt, token, token, token), len(job.prompt), Draw())
+    again: list[int] = []
+    while not again:
+        again += engine.step().tokens.values()
+    engine.drop(job.name)
+    open_row(engine, job)
+    engine.prefill({job.name: job.prompt[:-1]})
+    bias = Draw(forced=(token, token, token))
+    engine.start(job.name, job.prompt, len(job.prompt), bias)
+    drawn: list[int] = []
+    while len(drawn) < 4:
+        drawn += engine.step().tokens.values()
+    engine.drop(job.name)
+    assert drawn == [token] * 3 + again[:1]

@@ -1,0 +1,230 @@
+"""Prompts with images: the tokens of upstream's processors, each image in its place, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from PIL import Image
+
+from protocol.errors import Code, RequestError
+from protocol.parts import Tokenizing
+from tests.models.eyes import EYES
+from tests.worker.eyes import POCKET, Question, draw_image, draw_question, encoded, inputs_of, upstream
+from tests.worker.sights import loaded, prepared, preparer, request
+from worker.contract import Prepared
+from worker.engine.sight import array_of
+from worker.pictures import MEDIA_KEYS
+
+NAMES = (*EYES, POCKET)
+PAD = "<|image_pad|>"
+
+
+def ids_of(request: Prepared) -> list[int]:
+    """A prompt's tokens with those of its images in place of their keys."""
+    ids = list(request.tokens)
+    for picture in request.pictures:
+        ids[picture.first : picture.end] = picture.tokens
+    return ids
+
+
+def refusal(name: str, question: Question, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        prepared(name, "bad", question, **fields)
+    return caught.value
+
+
+def asking(*parts: Any, images: Sequence[bytes] = ()) -> Question:
+    """A question of texts, and of images, which are None."""
+    content = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+    return Question(({"role": "user", "content": content},), tuple(images))
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+@pytest.mark.parametrize("images", [0, 1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tokens_are_those_of_upstreams_processor(name: str, images: int, turns: int) -> None:
+    question = draw_question(random.Random(images + 10 * turns), images, turns)
+    request = prepared(name, "a", question)
+    assert ids_of(request) == inputs_of(name, question)["input_ids"][0].tolist()
+    assert len(request.pictures) == images
+    if images:
+        assert request.pictures[-1].end < len(request.tokens)
+        assert all(picture.nbytes > 0 for picture in request.pictures)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_images_arrays_are_upstreams(name: str) -> None:
+    question = draw_question(random.Random(2), 1)
+    (picture,), upstreams = prepared(name, "a", question).pictures, inputs_of(name, question)
+    assert "pixel_values" in picture.inputs
+    for key, blob in picture.inputs.items():
+        assert mx.array_equal(array_of(blob), upstreams[key])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_equal_where_images_are(name: str) -> None:
+    question = draw_question(random.Random(4), 2)
+    first, again = (prepared(name, id, question) for id in "ab")
+    assert first.tokens == again.tokens
+    other = prepared(name, "c", replace(question, images=question.images[::-1]))
+    image = first.pictures[0]
+    assert all(token >= MEDIA_KEYS for token in first.tokens[image.first : image.end])
+    assert first.tokens[: image.first] == other.tokens[: image.first]
+    assert first.tokens[image.first] != other.tokens[image.first]
+
+
+class Trap:
+    """In place of what MLX offers: an error on every thread but its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.thread = threading.get_ident()
+        self.trespasses: list[str] = []
+        for name, value in list(vars(mx).items()):
+            if callable(value) and not isinstance(value, type):
+                monkeypatch.setattr(mx, name, self._guarded(name, value))
+        real, trap = mx.array, self
+
+        class Kind(type):
+            def __instancecheck__(cls, instance: object) -> bool:
+                return isinstance(instance, real)
+
+            def __call__(cls, *arguments: Any, **options: Any) -> Any:
+                trap.note("array")
+                return real(*arguments, **options)
+
+        monkeypatch.setattr(mx, "array", Kind("array", (), {}))
+
+    def _guarded(self, name: str, function: Any) -> Any:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            self.note(name)
+            return function(*arguments, **options)
+
+        return guarded
+
+    def note(self, name: str) -> None:
+        if threading.get_ident() != self.thread:
+            self.trespasses.append(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pool_touches_nothing_of_mlx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, outcome = loaded(name), list[Any]()
+    question = draw_question(random.Random(random.random()), 2)
+
+    def prepare() -> None:
+        outcome.append(model.open_preparer(4096).prepare(request("a", question), question.images))
+
+    trap = Trap(monkeypatch)
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join(60)
+    assert len(outcome[0].pictures) == 2
+    assert trap.trespasses == []
+
+
+def test_the_trap_snaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = Trap(monkeypatch)
+    thread = threading.Thread(target=lambda: mx.eval(mx.array([1]) + mx.zeros(1)))
+    thread.start()
+    thread.join(60)
+    assert trap.trespasses == ["array", "zeros", "eval"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_that_goes_on_has_a_boundary_behind_its_images(name: str) -> None:
+    question = draw_question(random.Random(5), 1)
+    request = prepared(name, "a", question)
+    further = (
+        *question.messages,
+        {"role": "assistant", "content": "so be it"},
+        {"role": "user", "content": "and what else"},
+    )
+    later = prepared(name, "b", replace(question, messages=further))
+    boundary = request.boundaries[-1]
+    assert boundary >= request.pictures[-1].end
+    assert later.tokens[:boundary] == request.tokens[:boundary]
+
+
+def test_what_is_counted_is_what_is_run() -> None:
+    question = draw_question(random.Random(6), 2)
+    said = preparer(POCKET).tokenize(
+        request("a", question, tokenizing=Tokenizing(tokens=True, pieces=True)), question.images
+    )
+    run = prepared(POCKET, "b", question)
+    assert said.count == len(run.tokens)
+    assert list(said.tokens) == ids_of(run)
+    assert PAD in said.pieces
+
+
+def test_images_in_tools_results_are_seen() -> None:
+    calls = [{"id": "abcdefgh0", "type": "function", "function": {"name": "look", "arguments": {}}}]
+    messages = (
+        {"role": "user", "content": "look at it"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {
+            "role": "tool",
+            "tool_call_id": "abcdefgh0",
+            "content": [{"type": "text", "text": "a picture: "}, {"type": "image"}],
+        },
+    )
+    for name in ("qwen3_5-eyes", "smolvlm-eyes", POCKET):
+        request = prepared(name, "a", Question(messages, (draw_image(random.Random(1)),)))
+        assert len(request.pictures) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_that_looks_like_an_image_is_none(name: str) -> None:
+    image = draw_image(random.Random(1))
+    picture = prepared(name, "a", asking("see", None, "there", images=[image])).pictures[0]
+    pad = max(set(picture.tokens), key=picture.tokens.count)
+    words = upstream(name)[1].tokenizer.convert_ids_to_tokens(pad)
+    error = refusal(name, asking(f"this {words} too", None, images=[image]))
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "messages")
+    assert not prepared(name, "c", asking(f"this {words} alone")).pictures
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x89PNG\r\n\x1a\n", b"not an image", draw_image(random.Random(1))[:-40], b"GIF89a" + bytes(20)],
+    ids=["empty", "a signature", "text", "cut off", "broken"],
+)
+def test_what_is_no_image_is_refused_by_its_parameter(data: bytes) -> None:
+    error = refusal(POCKET, asking("see", None, images=[data]))
+    assert (error.code, error.param) == (Code.INVALID_MEDIA, "image 0")
+
+
+def test_a_bomb_is_refused_unopened() -> None:
+    bomb = encoded(Image.new("1", (10_000, 10_000)))
+    assert len(bomb) < 100_000
+    error = refusal(POCKET, asking("see", None, images=[bomb]))
+    assert error.code is Code.INVALID_MEDIA
+    assert "10000 × 10000" in str(error)
+
+
+def test_what_upstream_takes_no_image_of_is_refused() -> None:
+    error = refusal(POCKET, asking("see", None, images=[encoded(Image.new("RGB", (3000, 2)))]))
+    assert error.code is Code.INVALID_MEDIA
+    assert "aspect ratio" in str(error)
+
+
+@pytest.mark.parametrize("images", [0, 2])
+def test_as_many_images_as_there_are_places(images: int) -> None:
+    file = draw_image(random.Random(1))
+    error = refusal(POCKET, asking("see", None, images=[file] * images))
+    assert error.code is Code.INVALID_MEDIA
+
+
+def test_a_prompt_too_long_by_its_images_is_refused() -> None:
+    file = draw_image(random.Random(1), (200, 200))
+    one = len(prepared(POCKET, "a", asking("see", None, images=[file])).tokens)
+    few = loaded(POCKET).open_preparer(one)
+    question = asking("see", None, None, images=[file, file])
+    with pytest.raises(RequestError) as caught:
+        few.prepare(request("b", question), question.images)
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED

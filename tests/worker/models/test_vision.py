@@ -1,0 +1,177 @@
+"""How models that see are loaded: whole, or their text alone, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.models.eyes import EYES
+from tests.models.fixtures import model_folder
+from tests.models.test_pocket_eyes import COLOURS, SHAPES, drawn, plain
+from tests.worker.eyes import POCKET, Question, encoded, upstream
+from tests.worker.folders import failure, nothing
+from tests.worker.sights import loaded, prepared
+from worker.contract import Draw, Model
+from worker.engine.sight import VisionNetwork
+from worker.models import vision
+from worker.models.config import read_config
+from worker.models.load import ModelLoader
+
+NAMES = (*EYES, POCKET)
+
+
+def copied(tmp_path: Path, name: str, without: Sequence[str] = ()) -> Path:
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder(name), folder)
+    for file in without:
+        (folder / file).unlink()
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_sees_says_so(name: str) -> None:
+    facts = loaded(name).facts
+    assert facts.capabilities.images
+    assert facts.capabilities.videos == (name == POCKET or name.startswith("qwen"))
+    assert facts.parameters == _count(name)
+    assert facts.batched
+    assert facts.context_length > 0
+
+
+def _count(name: str) -> int:
+    from mlx_lm.utils import get_total_parameters
+
+    return int(get_total_parameters(upstream(name)[0]))
+
+
+@pytest.mark.parametrize("name", EYES)
+def test_its_config_says_that_it_sees(name: str) -> None:
+    config = read_config(model_folder(name), name)
+    assert config.kind == "vision"
+    assert config.vocabulary == 2048
+
+
+def test_the_log_says_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ModelLoader(str(model_folder("gemma3-eyes"))).load(nothing)
+    assert any("vision model, gemma3" in line for line in caplog.messages)
+
+
+def test_of_one_that_is_to_read_only_the_text_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(model_folder("qwen3_5-eyes")), text_only=True).load(nothing)
+    assert isinstance(model, Model)
+    assert not model.facts.capabilities.images
+    assert model.facts.parameters < loaded("qwen3_5-eyes").facts.parameters
+    assert any("text model, qwen3_5" in line for line in caplog.messages)
+    assert not any("images" in line for line in caplog.messages)
+
+
+def test_without_a_word_on_how_images_are_prepared_its_text_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(tmp_path, "qwen3_5-eyes", ["preprocessor_config.json"])
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    (line,) = [line for line in caplog.messages if "its images are not served, only text" in line]
+    assert "preprocessor_config.json" in line
+
+
+def test_where_mlx_lm_has_no_text_of_it_either_the_load_fails(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "idefics3-eyes", ["preprocessor_config.json", "processor_config.json"])
+    assert "preprocessor_config.json" in failure(folder)
+
+
+def test_a_template_without_a_place_for_images_leaves_the_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(tmp_path, "qwen3_5-eyes")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.content is not string %}{{ raise_exception('text only') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    model = ModelLoader(str(folder)).load(nothing)
+    # Where contents are read as text, an image is its mark in the text.
+    assert model.facts.capabilities.images
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("no place for images" in line for line in caplog.messages)
+
+
+def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here: one that sees what is behind an image's tokens in what is before."""
+    embed = VisionNetwork.embed
+
+    def embed_backwards(self: VisionNetwork, tokens: Sequence[int], pixels: Mapping[str, mx.array]) -> Any:
+        features = embed(self, tokens, pixels)
+        features.inputs_embeds = features.inputs_embeds + features.inputs_embeds.mean(axis=1, keepdims=True)
+        return features
+
+    monkeypatch.setattr(vision.VisionNetwork, "embed", embed_backwards)
+    model = ModelLoader(str(model_folder("qwen3_5-eyes"))).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("otherwise than as a whole" in line for line in caplog.messages)
+
+
+def test_its_weights_are_in_memory_once() -> None:
+    model = loaded("gemma3-eyes")
+    network = model.engine._model  # type: ignore[attr-defined]
+    bytes_ = sum(array.nbytes for _, array in tree_flatten(network.parameters()))
+    file = model_folder("gemma3-eyes") / "model.safetensors"
+    # Its output layer is its embedding, by name twice.
+    assert bytes_ < file.stat().st_size * 2
+    assert json.loads((model_folder("gemma3-eyes") / "config.json").read_text())["tie_word_embeddings"]
+
+
+# --- the pocket model ---
+
+
+def say(question: str, *images: Any) -> str:
+    """What the embedded model answers, by our engine."""
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
+    asked = Question(({"role": "user", "content": content},), tuple(map(encoded, images)))
+    model, request = loaded(POCKET), prepared(POCKET, "a", asked)
+    for picture in request.pictures:
+        model.engine.look(picture)
+    model.engine.show("a", request.tokens, request.pictures)
+    model.engine.prefill({"a": request.tokens[:-1]})
+    model.engine.start("a", request.tokens, len(request.tokens), Draw())
+    pipeline, text = model.open_pipeline(request), ""
+    while True:
+        for token in model.engine.step().tokens.values():
+            if token in request.end_tokens:
+                model.engine.drop("a")
+                return text + pipeline.flush().text
+            text += pipeline.push(token).text
+
+
+@cache
+def _answers() -> list[str]:
+    return [say("What colour is this image?", plain(colour)) for colour in COLOURS]
+
+
+def test_the_pocket_model_names_colours() -> None:
+    assert _answers() == [f"The image is {colour}." for colour in COLOURS]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_pocket_model_names_shapes(shape: str) -> None:
+    assert say("Which shape is this?", drawn(shape)) == f"It is a {shape}."
+
+
+def test_the_pocket_model_knows_which_image_is_which() -> None:
+    red, blue = plain("red"), plain("blue")
+    assert say("Compare the two images.", red, blue) == "The first is red, the second is blue."
+    assert say("Compare the two images.", blue, red) == "The first is blue, the second is red."

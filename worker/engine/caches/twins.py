@@ -1,0 +1,33 @@
+"""Caches of mlx-lm's for networks of mlx-vlm's, whose own cannot be merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+from mlx_vlm.models import cache as vlm
+
+
+class _StateCache(vlm.ArraysCache):
+    """Upstream's, merged of empty rows, claims that they are padded on the left by nothing, and then forgets
+    what they are padded by on the right."""
+
+    def prepare(self, lengths: Any = None, **padding: Any) -> None:
+        upstream: Any = super()
+        upstream.prepare(lengths=lengths, **padding)
+        self.left_padding = None
+
+
+def twin(cache: Any) -> Any:
+    """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged; what has no twin stays."""
+    match cache:
+        case vlm.RotatingKVCache():
+            return RotatingKVCache(cache.max_size, cache.keep)
+        case vlm.KVCache():
+            return KVCache()
+        case vlm.ArraysCache():
+            return _StateCache(len(cache.cache))
+        case vlm.CacheList():
+            return CacheList(*map(twin, cache.caches))
+        case _:
+            return cache

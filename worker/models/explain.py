@@ -1,0 +1,53 @@
+"""What is told of a load, in words for the person who started it."""
+
+from __future__ import annotations
+
+from protocol.tasks import Task
+from worker.contract import Facts, ModelError
+from worker.models.config import ModelConfig
+
+
+def explain(error: Exception, config: ModelConfig) -> str:
+    """Why a load failed, in a sentence for the person who started it."""
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0]
+    if "parameters" in text or "shape" in text.lower():
+        return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
+    if isinstance(error, RuntimeError | OSError):
+        return f"its weights cannot be loaded ({first_line}). Download the model again."
+    return (
+        f"mlx-lm cannot build the architecture {config.architecture!r} from its config.json ({first_line})."
+    )
+
+
+def explain_blindness(error: Exception) -> str:
+    """Why a model that sees does not see here, likewise."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, ModelError):
+        return text
+    return f"mlx-vlm cannot be used for it ({text.splitlines()[0]})."
+
+
+def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int) -> str:
+    """One line for the log."""
+    batching = "" if facts.batched else ", requests not batched"
+    generating = "vision" if facts.capabilities.images else "text"
+    kind = {"generate": generating, "embed": "embedding", "rerank": "reranking"}[task]
+    return (
+        f"loaded {facts.name}: {kind} model, {config.architecture}, "
+        f"{_short(facts.parameters)} parameters, {in_bytes(weight_bytes)}, "
+        f"{in_bytes(facts.cache_bytes_max or 0)} left for caches, "
+        f"context {facts.context_length}{batching}"
+    )
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def in_bytes(count: int) -> str:
+    """An amount of memory."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,78 @@
+"""From the bytes of an image to its pixels, as a model's processor takes them."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from PIL import Image, ImageOps
+
+from protocol.errors import Code, RequestError
+from protocol.parts import Media
+
+PIXELS_MAX = 2**26
+"""Of one image as it is decoded, whatever its file's size: beyond that it is a bomb."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+def open_image(data: bytes, media: Media) -> Image.Image:
+    """An RGB image, upright, with transparency on white, of at most `media.pixels_max` pixels.
+
+    Of an animation the first frame. Raises `RequestError(invalid_media)` for what cannot be decoded.
+    """
+    with reading(media), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metadata that is broken where the pixels are not
+        file = Image.open(io.BytesIO(data), formats=_FORMATS)
+        _check_size(file, media)
+        file.load()
+        image = _flat(ImageOps.exif_transpose(file))
+    return within(image, media.pixels_max)
+
+
+@contextmanager
+def reading(media: Media) -> Iterator[None]:
+    """Whatever fails within, the file is at fault: `RequestError(invalid_media)`."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:  # Pillow's decoders and upstream's processors raise whatever they come upon
+        raise unreadable(media, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def unreadable(media: Media, reason: str) -> RequestError:
+    """The refusal of a file that holds no image, or none that the model takes."""
+    kind = media.mime.partition("/")[0] if media.mime.startswith("video/") else "image"
+    message = f"The {kind} cannot be read: {reason}."
+    return RequestError(Code.INVALID_MEDIA, message, param=media.param or "messages")
+
+
+def _check_size(image: Image.Image, media: Media) -> None:
+    width, height = image.size
+    if width * height > PIXELS_MAX:
+        raise unreadable(media, f"{width} × {height} are more than {PIXELS_MAX} pixels")
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # whose conversion cuts off what is brighter than 255
+        image = image.point(lambda value: value / 256).convert("L")
+    if image.has_transparency_data:
+        # Behind transparency there may be any colour; upstream shows it, no viewer does.
+        seen = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return image.convert("RGB")
+
+
+def within(image: Image.Image, pixels_max: int | None) -> Image.Image:
+    """The image, made smaller where it has more pixels than that; None: as it is."""
+    width, height = image.size
+    if not pixels_max or width * height <= pixels_max:
+        return image
+    scale = math.sqrt(pixels_max / (width * height))
+    wide, high = max(1, int(width * scale)), max(1, int(height * scale))
+    # A line has a side that cannot become shorter.
+    wide, high = max(1, min(wide, pixels_max // high)), max(1, min(high, pixels_max // wide))
+    return image.resize((wide, high), Image.Resampling.BICUBIC)

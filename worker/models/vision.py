@@ -1,0 +1,136 @@
+"""A model that sees, loaded by mlx-vlm: one network for prompts with images and for those without.
+
+Whether a family fits is found by trying, when it is loaded: a prompt with two images of different sizes goes
+the engine's way, image by image and in chunks cut within one of them, and must come out as it does from
+upstream's own call over the whole of it. Families that attend across to their images, or that let an image's
+tokens see those behind them, do not; upstream's processors that cannot be asked without MLX do not either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from PIL import Image
+
+from worker.contract import ModelError
+from worker.engine.sight import Sight, VisionNetwork, array_of
+from worker.models.eyes import Eyes, Looked, find_eyes
+from worker.models.processor import Processed, Processor, load_processor
+from worker.models.prompt import added_tokens, open_tokenizer
+from worker.models.template import render, template_of
+
+ERROR_MAX = 0.1
+"""Of logits that should be upstream's, relative to these: rounding in few bits stays far below it."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Where models say how images are prepared. Some of upstream's processors would guess without."""
+
+_RESERVED = ("image_token_index", "image_token_id", "video_token_index", "video_token_id")
+_SIZES = ((96, 64), (64, 112))
+_ROW = "trial"
+
+
+def require_files(folder: Path) -> None:
+    """Raises `ModelError` where nothing says how images are prepared."""
+    if not any((folder / file).is_file() for file in PROCESSOR_FILES):
+        files = " nor ".join(PROCESSOR_FILES)
+        raise ModelError(f"there is neither {files} in {folder}. Download them as well.")
+
+
+def load_network(folder: Path) -> VisionNetwork:
+    """Upstream's network, its weights not read yet. Raises one of many errors."""
+    from mlx_vlm.utils import load_model
+
+    whole = load_model(folder, lazy=True)
+    if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
+        raise ValueError("its network does not tell what it sees from what it says")
+    return VisionNetwork(whole)
+
+
+def open_eyes(folder: Path, network: VisionNetwork) -> tuple[Eyes, Processor]:
+    """What preparers need, of a folder whose network is loaded. Raises one of many errors."""
+    processor = load_processor(folder)
+    template = template_of(open_tokenizer(folder, ()))
+    if template is None:
+        raise ValueError("it has no chat template")
+    config = network.whole.config
+    tokens = (getattr(config, name, None) for name in _RESERVED)
+    return find_eyes(processor, template, {token for token in tokens if isinstance(token, int)}), processor
+
+
+def try_eyes(eyes: Eyes, processor: Processor, network: VisionNetwork, folder: Path) -> int:
+    """Let it see: what is kept of an image for each of its tokens, in bytes. Raises `ValueError` where it is
+    not what upstream sees."""
+    tokenizer = open_tokenizer(folder, ())
+    images = [_image(size) for size in _SIZES]
+    text, looked = _rendered(eyes, tokenizer), [_look(eyes, processor, tokenizer, image) for image in images]
+    whole = processor.see(text, images)
+    expanded = eyes.expand(text, looked)
+    if expanded != whole.text:
+        raise ValueError("what its processor writes for an image depends on others")
+    tokens = tokenizer.encode(expanded, add_special_tokens=False)
+    pictures = eyes.place(tokens, looked)
+    if pictures is None:
+        raise ValueError("its images are not found in the prompt")
+    sight = Sight(network)
+    token_bytes = max(-(-sight.look(picture) // len(picture.tokens)) for picture in pictures)
+    sight.show(_ROW, tokens, pictures)
+    cut = pictures[0].first + len(pictures[0].tokens) // 2
+    error = _error(_seen(network, sight, tokens, cut), _upstream(network, tokens, whole))
+    if not error <= ERROR_MAX:
+        raise ValueError(f"it sees images in parts otherwise than as a whole (by {error:.2f})")
+    return token_bytes
+
+
+def _image(size: tuple[int, int]) -> Image.Image:
+    upright, round = Image.linear_gradient("L"), Image.radial_gradient("L")
+    return Image.merge("RGB", (upright, round, upright.rotate(90))).resize(size)
+
+
+def _rendered(eyes: Eyes, tokenizer: TokenizerWrapper) -> str:
+    template = template_of(tokenizer)
+    assert template is not None, "looked for before"
+    parts = [{"type": "text", "text": "one"}, {"type": "image"}] * len(_SIZES)
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "two"}]}]
+    return render(eyes.template(template), messages)
+
+
+def _look(eyes: Eyes, processor: Processor, tokenizer: TokenizerWrapper, image: Image.Image) -> Looked:
+    processed = processor.see(eyes.placeholders["image"], [image])
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return Looked.of("image", _digest(image), processed, encode, added_tokens(tokenizer))
+
+
+def _digest(image: Image.Image) -> str:
+    return hashlib.sha256(image.tobytes()).hexdigest()
+
+
+def _seen(network: VisionNetwork, sight: Sight, tokens: list[int], cut: int) -> mx.array:
+    """The last token's logits by the engine's way."""
+    caches: Any = network.make_cache()
+    sight.prefill(_ROW, cut, caches)
+    sight.prefill(_ROW, len(tokens) - 1 - cut, caches)
+    shifts = mx.array([[sight.shift(_ROW)]], mx.int32)
+    return network(mx.array([tokens[-1:]], mx.int32), cache=caches, shifts=shifts)[0, -1]
+
+
+def _upstream(network: VisionNetwork, tokens: list[int], whole: Processed) -> mx.array:
+    """The same by one call of upstream's own."""
+    inputs = {name: array_of(blob) for name, blob in whole.inputs.items()}
+    features: Mapping[str, Any] = network.embed(tokens, inputs).to_dict()
+    told = {name: value for name, value in features.items() if value is not None}
+    ids = mx.array([tokens], mx.int32)
+    logits: mx.array = network.whole.language_model(ids, cache=network.make_cache(), **told).logits
+    return logits[0, -1]
+
+
+def _error(ours: mx.array, theirs: mx.array) -> float:
+    difference = (ours - theirs).astype(mx.float32)
+    ratio: Any = mx.linalg.norm(difference) / mx.linalg.norm(theirs.astype(mx.float32))
+    return float(ratio.item())
