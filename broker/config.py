@@ -9,9 +9,13 @@ from msgspec import Meta, Struct
 
 from protocol import logs
 from protocol.settings import public_name
+from protocol.sizes import Size
+from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX, MEDIA_PIXELS_MAX
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="where clients connect")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+
+MEDIA_MEMORY = 512 * 2**20
 
 
 class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
@@ -46,6 +50,14 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="web pages that may ask from a browser, as https://host; * for all")
     ] = ()
+    keep_awake: Annotated[
+        bool | None,
+        Meta(description="keep the machine from falling asleep while requests run; none: if it is a Mac"),
+    ] = None
+    keyless_metrics: Annotated[bool, Meta(description="/metrics needs no API key")] = False
+    log_prompts: Annotated[
+        bool, Meta(description="log what is asked, whole conversations, for all who can read the log")
+    ] = False
     max_waiting: Annotated[
         int, Meta(ge=0, le=65536, description="requests that may wait for a worker; beyond them 503 at once")
     ] = 64
@@ -78,7 +90,35 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         int, Meta(ge=1024, description="bytes of request bodies in the house; beyond them 503 at once")
     ] = 256 * 2**20
     body_bytes_max: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 32 * 2**20
-    media_bytes_max: Annotated[int, Meta(ge=1024, description="largest image, in bytes")] = 16 * 2**20
+    media_bytes_max: Annotated[
+        int, Meta(ge=1024, le=MEDIA_BYTES_MAX, description="largest image, or file of a video, in bytes")
+    ] = 16 * 2**20
+    media_pixels_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MEDIA_PIXELS_MAX,
+            description="largest image, in pixels; a larger one is refused before it is decoded",
+        ),
+    ] = MEDIA_PIXELS_MAX
+    image_pixels_max: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="pixels that an image is made no larger than; none: as its model likes"),
+    ] = None
+    video_frames_max: Annotated[
+        int,
+        Meta(ge=2, le=MEDIA_FRAMES_MAX, description="frames of a video that are looked at, evenly spread"),
+    ] = 32
+    media_memory: Annotated[
+        Size, Meta(description="images and videos of requests in the house; beyond them 503 at once")
+    ] = MEDIA_MEMORY
+    media_timeout_s: Annotated[
+        Seconds, Meta(description="seconds in which all images of a request must be fetched")
+    ] = 20.0
+    allow_media_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="hosts that images are fetched from: host, *.domain, or * for all that are public"),
+    ] = ()
     responses_max: Annotated[
         int,
         Meta(ge=0, le=2**20, description="responses kept for previous_response_id, the oldest go; 0: none"),
@@ -129,3 +169,5 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
             raise ValueError("max_per_key: there are no API keys to count by")
         if self.body_budget_bytes < self.body_bytes_max:
             raise ValueError("body_budget_bytes: is below body_bytes_max, so the largest body finds no room")
+        if self.media_memory < self.media_bytes_max:
+            raise ValueError("media_memory: is below media_bytes_max, so the largest image finds no room")

@@ -1,4 +1,9 @@
-"""Log lines: one a person can read, or one JSON object, on stderr. Never prompt text."""
+"""Log lines: one a person can read, or one JSON object, on stderr. No prompt text, unless it is asked for.
+
+A line about a request names it twice: in its words, for people, and by `protocol.about`, for programs, which
+find all that was said of one request by its `id`, in whichever process. What a client was told as
+`x-request-id` is `request_id` in the lines of the gateway's HTTP.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
+
+from protocol.about import fields_of
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -26,7 +33,9 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return f"{clock} {self._process:<8} {level}{record.getMessage()}{_traceback(self, record, chr(10))}"
+        request = f" [{id}]" if (id := fields_of(record).get("request_id")) else ""
+        traceback = _traceback(self, record, chr(10))
+        return f"{clock} {self._process:<8} {level}{record.getMessage()}{request}{traceback}"
 
 
 class _Json(logging.Formatter):
@@ -41,6 +50,7 @@ class _Json(logging.Formatter):
             "process": self._process,
             "message": record.getMessage(),
         }
+        line |= {name: value for name, value in fields_of(record).items() if name not in line}
         if traceback := _traceback(self, record, ""):
             line["traceback"] = traceback
         # ASCII, and not msgspec: a file name need not be Unicode, and must not cost us the line.

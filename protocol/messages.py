@@ -27,6 +27,7 @@ from protocol.parts import (
     Pid,
     PrefixStatus,
     PromptToken,
+    Resources,
     Reuse,
     RowStatus,
     Sampling,
@@ -206,7 +207,8 @@ class Ready(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
     and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none."""
+    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `resources`
+    where they are not told."""
 
     running: Count
     waiting: Count
@@ -214,6 +216,7 @@ class Heartbeat(Message, frozen=True):
     cache_bytes: Count = 0
     rows: list[RowStatus] = []
     prefix: PrefixStatus | None = None
+    resources: Resources | None = None
     images: ImageStatus | None = None
 
 

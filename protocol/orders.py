@@ -25,6 +25,7 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `weight_bytes`: the size of its weight files; None: they are not on this machine. `memory_bytes`: what its
     processes hold. `leaving`: those, by id, that end as soon as their requests have, and take no more.
+    `restarts`: how often a process of it ended that was not told to, and `last_end` how the last one did.
     """
 
     name: str
@@ -34,6 +35,8 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight_bytes: int | None = None
     memory_bytes: int = 0
     leaving: list[int] = []
+    restarts: int = 0
+    last_end: str = ""
 
 
 class Roster(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -169,7 +169,8 @@ class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a request stands in its worker: `waiting`, `ahead` (its prompt is run, and it waits for a place),
-    `prefill` or `decode`. `prefilled` counts the reused tokens too. Seconds are since its arrival there."""
+    `prefill` or `decode`. `prefilled` counts the reused tokens too. Seconds are since its arrival there.
+    `preemptions`: how often it had to give way, and to wait again."""
 
     id: Id
     phase: str
@@ -179,6 +180,7 @@ class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Seconds = 0.0
     first_token_s: Seconds | None = None
     reuse: Reuse | None = None
+    preemptions: Count = 0
 
 
 class TopPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,6 +208,18 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reused_tokens: Count = 0
     misses: dict[str, Count] = {}
     top: list[TopPrefix] = []
+
+
+class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker's process takes, in bytes: `resident_bytes` of the machine's memory; of MLX's arrays
+    `device_bytes`, at the most so far `device_peak_bytes`, and `device_spare_bytes` that MLX keeps to be used
+    again. 0: not known. `uptime_s`: since the process began."""
+
+    resident_bytes: Count = 0
+    device_bytes: Count = 0
+    device_peak_bytes: Count = 0
+    device_spare_bytes: Count = 0
+    uptime_s: Seconds = 0.0
 
 
 class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,8 @@ from protocol.messages import Generate, Message, ToGateway, ToWorker
 MESSAGE_BYTES_MAX = 64 * 2**20
 MEDIA_BYTES_MAX = 32 * 2**20
 MEDIA_FRAMES_MAX = 64
+MEDIA_PIXELS_MAX = 2**26
+"""Of an image that is decoded, 192 MiB of colours: checked before it travels."""
 
 Frames = Sequence[bytes]
 M = TypeVar("M")

@@ -54,6 +54,7 @@ LANES = (
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),
+    Lane("sights", 50, "tests.worker.sights --first-seed {seed} --seeds {count}"),
     Lane("conversations", 50, "tests.worker.conversations --first-seed {seed} --seeds {count}"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import ssl
@@ -88,13 +89,17 @@ class Process:
 class System:
     """A gateway and its workers. Requests go through `http`, an httpx client at the gateway's address."""
 
-    def __init__(self, folder: Path, gateway_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, gateway_flags: Sequence[str] = (), network: dict[str, object] | None = None
+    ) -> None:
+        """`network`: where images are fetched from, see `tests.gateway`; None: the gateway as it is."""
         self.folder = folder
         self.port = free_port()
         self.endpoint = f"ipc://{folder}/line"
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         self._flags = list(gateway_flags)
+        self._network = network
         self._started = 0
         self.workers: list[Process] = []
         self.gateway = self._new_gateway()
@@ -107,7 +112,9 @@ class System:
 
     def _new_gateway(self) -> Process:
         flags = ["--port", str(self.port), "--endpoint", self.endpoint, *self._flags]
-        gateway = Process("gateway", ["broker", *flags], self.folder)
+        module = "broker" if self._network is None else "tests.gateway"
+        env = {"TESTS_NETWORK": json.dumps(self._network)}
+        gateway = Process("gateway", [module, *flags], self.folder, env)
         self.wait_for("/health")
         return gateway
 
@@ -155,9 +162,11 @@ class System:
 
 
 @contextlib.contextmanager
-def running_system(folder: Path, gateway_flags: Sequence[str] = ()) -> Iterator[System]:
-    """A gateway and whatever workers the test starts, all gone afterwards."""
-    system = System(folder, gateway_flags)
+def running_system(
+    folder: Path, gateway_flags: Sequence[str] = (), network: dict[str, object] | None = None
+) -> Iterator[System]:
+    """A gateway and whatever workers the test starts, all gone afterwards. `network`: as for `System`."""
+    system = System(folder, gateway_flags, network)
     try:
         yield system
     finally:

@@ -55,7 +55,7 @@ def main() -> int:
         laps=laps,
     )
     try:
-        service = Service(loader, configured, laps)
+        service = Service(loader, configured, loader.device_memory, laps)
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()

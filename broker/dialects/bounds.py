@@ -21,7 +21,7 @@ from broker.dialects.parameters import (
     TOP_LOGPROBS_MAX,
 )
 from broker.dialects.responses import body as responses
-from broker.dialects.responses import items
+from broker.dialects.responses import content, items
 
 Schema = dict[str, Any]
 
@@ -60,7 +60,9 @@ _PROMPT: dict[str, Schema] = {
     "messages": {"minItems": 1},
     "system": {"anyOf": [{"type": "string"}, _TEXT_BLOCKS, NULL]},
 }
-_PART = {"properties": {"type": {"enum": [*items.TEXTS, "input_image"]}}, "required": ["type"]}
+_TEXT_PART = {"properties": {"type": {"enum": [*content.TEXTS]}}}
+_IMAGE_PART = {"allOf": [_refer("InputImage"), {"properties": {"type": {"const": "input_image"}}}]}
+_PART = {"anyOf": [_TEXT_PART, _IMAGE_PART, _refer("VideoPart"), _refer("FramesPart")], "required": ["type"]}
 _TOOL_NAME = {"minLength": 1, "maxLength": tools.NAME_CHARACTERS_MAX}
 
 _COMMON = _ranges(parameters.RANGES) | {
@@ -146,6 +148,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "conversation": NULL,
         "prompt": NULL,
     },
+    content.InputImage: {"image_url": {"not": NULL}},
     items.Message: {"content": {"items": _PART}},
     items.Output: {"output": {"items": _PART}},
     responses.Format: {"schema": {"type": ["object", "null"]}},
@@ -169,6 +172,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
 _CHAT = {"type": "array", "items": _refer("chat_body.Message")}
 
 WHOLE: dict[type, Schema] = {
+    content.InputImage: {"required": ["image_url"]},
     chat_body.Message: {
         "if": {"properties": {"role": {"const": "tool"}}},
         "then": {"required": ["tool_call_id"], "properties": {"tool_call_id": {"type": "string", **_FILLED}}},

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from broker.dialects import functions as legacy
 from broker.dialects.body import check_range, decode
 from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
+from broker.dialects.parts import Detail
 from broker.dialects.tools import FunctionTool, Offer, Tool, ToolChoice, offer
 from protocol.errors import Code, RequestError
 
@@ -23,11 +24,27 @@ class TextPart(Struct, tag_field="type", tag="text"):
 
 class ImageURL(Struct):
     url: str
-    detail: str | None = None
+    detail: Detail | None = None
 
 
 class ImagePart(Struct, tag_field="type", tag="image_url"):
     image_url: ImageURL | str
+
+
+class VideoURL(Struct):
+    url: str
+
+
+class VideoPart(Struct, tag_field="type", tag="video_url"):
+    """As vLLM has it."""
+
+    video_url: VideoURL | str
+
+
+class FramesPart(Struct, tag_field="type", tag="video"):
+    """As Qwen's own clients have it: a file, or its frames as images."""
+
+    video: str | Annotated[list[str], Meta(min_length=1)]
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal"):
@@ -47,7 +64,7 @@ class ToolCall(Struct):
 
 class Message(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
+    content: str | list[TextPart | ImagePart | VideoPart | FramesPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None

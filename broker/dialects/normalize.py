@@ -6,7 +6,8 @@ which demand one leading system message and alternating roles accept what agents
 * roles are system, user, assistant and tool; a system message stands at index 0, and nowhere else unless
   the template takes later ones in place;
 * no two neighbours share role and name, except tool results, which are kept one by one;
-* `content` is a string or, where there are images, a list of text parts and `{"type": "image"}` placeholders;
+* `content` is a string or, where there are images or videos, a list of text parts and placeholders,
+  `{"type": "image"}` and `{"type": "video"}`;
 * a key is absent rather than null or empty, `content` excepted;
 * no system message begins with a line that is another one in each request (`volatile`).
 
@@ -22,6 +23,9 @@ from itertools import groupby
 from math import isfinite
 from typing import Any
 
+from broker.dialects.parts import Attachment, Part
+from broker.dialects.parts import read as read_part
+from broker.dialects.parts import write as write_part
 from broker.dialects.volatile import without_head
 
 # Deeper arguments stay text: templates walk them with recursive macros, several stack frames to a level.
@@ -33,23 +37,11 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot write it; an esc
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A URL as the client sent it; `param` is where, for error messages: `messages[2].content[0]`."""
-
-    url: str
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
 class Conversation:
-    """Canonical messages, and the images in the order of their `{"type": "image"}` placeholders."""
+    """Canonical messages, and the images and videos in the order of their placeholders."""
 
     messages: list[dict[str, Any]]
-    images: tuple[Image, ...]
-
-
-# Text, an image still to be set aside, or (None) a placeholder whose image was set aside before.
-_Part = str | Image | None
+    attachments: tuple[Attachment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +50,7 @@ class _Message:
 
     role: str
     name: str
-    content: str | list[_Part]
+    content: str | list[Part]
     reasoning: str
     tool_calls: list[dict[str, Any]]
     tool_call_id: str
@@ -77,8 +69,8 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = 
     runs = groupby(enumerate(read), key=_run_key)
     joined = [_join([message for _, message in run]) for _, run in runs]
     # Only now: hoisting may have changed the order of the images.
-    images: list[Image] = []
-    return Conversation([_write_message(message, images) for message in joined], tuple(images))
+    attachments: list[Attachment] = []
+    return Conversation([_write_message(message, attachments) for message in joined], tuple(attachments))
 
 
 # Reading
@@ -107,33 +99,17 @@ def _read_message(message: Mapping[str, Any], param: str) -> _Message:
     )
 
 
-def _read_content(message: Mapping[str, Any], param: str) -> str | list[_Part]:
+def _read_content(message: Mapping[str, Any], param: str) -> str | list[Part]:
     content = message.get("content") or ""
-    parts: list[_Part]
+    parts: list[Part]
     if isinstance(content, str):
         parts = [content]
     else:
-        parts = [_read_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
+        parts = [read_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
     parts.append(message.get("refusal") or "")
     parts = [part for part in parts if part != ""]
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(parts) else parts
-
-
-def _read_part(part: Mapping[str, Any], param: str) -> _Part:
-    match part["type"]:
-        case "text" | "input_text" | "output_text":
-            return part.get("text") or ""
-        case "refusal":
-            return part.get("refusal") or ""
-        case "image_url" | "input_image":
-            image = part["image_url"]
-            # Where the client has put it, if the dialect has made these messages of something else.
-            return Image(image if isinstance(image, str) else image["url"], part.get("param") or param)
-        case "image":
-            return None
-        case unknown:
-            raise ValueError(f"{param}: a content part of unknown type {unknown!r}")
 
 
 def _read_reasoning(message: Mapping[str, Any]) -> str:
@@ -246,12 +222,12 @@ def _join(run: list[_Message]) -> _Message:
     )
 
 
-def _join_contents(contents: list[str | list[_Part]]) -> str | list[_Part]:
+def _join_contents(contents: list[str | list[Part]]) -> str | list[Part]:
     """Strings by a blank line, lists by concatenation; beside a list, a string becomes a text part."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return _join_texts(texts)
-    parts: list[_Part] = []
+    parts: list[Part] = []
     for is_text, run in groupby(contents, key=lambda content: isinstance(content, str)):
         if is_text:
             parts.append(_join_texts([text for text in run if isinstance(text, str)]))
@@ -267,7 +243,7 @@ def _join_texts(texts: list[str]) -> str:
 # Writing
 
 
-def _write_message(message: _Message, images: list[Image]) -> dict[str, Any]:
+def _write_message(message: _Message, attachments: list[Attachment]) -> dict[str, Any]:
     optional = {
         "name": message.name,
         "reasoning_content": message.reasoning,
@@ -275,15 +251,11 @@ def _write_message(message: _Message, images: list[Image]) -> dict[str, Any]:
         "tool_call_id": message.tool_call_id,
     }
     present = {key: value for key, value in optional.items() if value}
-    return {"role": message.role, "content": _write_content(message.content, images), **present}
+    return {"role": message.role, "content": _write_content(message.content, attachments), **present}
 
 
-def _write_content(content: str | list[_Part], images: list[Image]) -> str | list[dict[str, str]]:
+def _write_content(content: str | list[Part], attachments: list[Attachment]) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
-    images.extend(part for part in content if isinstance(part, Image))
-    return [_write_part(part) for part in content]
-
-
-def _write_part(part: _Part) -> dict[str, str]:
-    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+    attachments.extend(part for part in content if isinstance(part, Attachment))
+    return [write_part(part) for part in content]

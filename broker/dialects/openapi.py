@@ -16,9 +16,11 @@ import msgspec
 from broker.dialects.body import encode
 from broker.dialects.bounds import FIELDS, ITEM, WHERE, WHOLE
 from broker.dialects.operations import OPERATIONS, Operation
+from broker.dialects.responses.content import VISUALS
 from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
 from protocol.errors import KINDS, Code
 
+JSON = "application/json"
 _OURS = "broker.dialects."
 _ENVELOPES = {"openai": "Error", "anthropic": "AnthropicError"}
 _RETRY_AFTER = {"retry-after": {"description": "In seconds.", "schema": {"type": "integer", "minimum": 1}}}
@@ -102,8 +104,10 @@ def _responses(operation: Operation) -> dict[str, Any]:
 def _answer(operation: Operation) -> dict[str, Any]:
     if operation.told is None:
         return {"description": "Without a body."}
+    if operation.content != JSON:
+        return {"description": "Done.", "content": {operation.content: {}}}
     schema = {"type": "object", "required": list(operation.told)}
-    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    content: dict[str, Any] = {JSON: {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {}
     return {"description": "With `stream`, as events." if operation.streams else "Done.", "content": content}
@@ -136,7 +140,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """By name, each with what is checked beside its types."""
     bodies = {operation.body: None for operation in operations if operation.body is not None}
-    _, typed = msgspec.json.schema_components((*bodies, *ITEMS), ref_template=WHERE)
+    _, typed = msgspec.json.schema_components((*bodies, *ITEMS, *VISUALS.values()), ref_template=WHERE)
     # Where among our modules two types of one name stand is all that tells them apart.
     schemas: dict[str, Any] = msgspec.json.decode(encode(typed).replace(_OURS.encode(), b""))
     for kind, fields in FIELDS.items():

@@ -22,7 +22,8 @@ ASKING = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 class Operation:
     """`path`: with `{name}` where anything may stand. `body`: the type that decodes it. `told`: of the
     document that answers it, what is always there; None: the answer has no body. `errors`: statuses.
-    `parameters`: where each stands, and its schema; none is required. `is_open`: it needs no key."""
+    `parameters`: where each stands, and its schema; none is required. `is_open`: it needs no key. `content`:
+    the type of an answer that is no such document."""
 
     method: Literal["get", "post", "delete", "head"]
     path: str
@@ -34,6 +35,7 @@ class Operation:
     parameters: Mapping[str, tuple[Place, dict[str, Any]]] = field(default_factory=dict)
     dialect: Literal["openai", "anthropic"] = "openai"
     is_open: bool = False
+    content: str = "application/json"
 
 
 _STRING = {"type": "string"}
@@ -89,12 +91,17 @@ OPERATIONS = (
     ),
     _read("/v1/models", "All models, as OpenAI or as Anthropic shows them", "data", parameters=_VERSION),
     _read("/v1/models/{model}", "One model", "id", errors=(401, 404), parameters=_VERSION),
-    _read("/v1/status", "The gateway, its workers, and where each of their requests stands"),
+    _read("/v1/status", "The gateway, its workers, where each of their requests stands, and the last minutes",
+          "object", "time", "gateway", "models", "workers", "requests", "recent",
+          parameters={"history": ("query", {"enum": ["true", "false"]})}),
+    _read("/v1/status/stream", "The same, again every second, as events; without end", errors=(401, 503),
+          content="text/event-stream"),
+    _read("/metrics", "Counters for Prometheus", content="text/plain"),
     _read("/v1/cache", "The prefix caches, by model", "object", "data"),
     Operation("delete", "/v1/cache", "Empty the prefix caches, or one model's", ("object", "data"),
               errors=(401, 404, 503, 504), parameters={"model": ("query", _STRING)}),
     _read("/openapi.json", "This document", "openapi"),
     _read("/health", "The gateway lives", "status", errors=(), is_open=True),
     _read("/ready", "Some model serves, or is started when asked for", "status", errors=(503,), is_open=True),
-    Operation("head", "/", "Somebody is there", None),
+    Operation("head", "/", "Somebody is there", None, is_open=True),
 )  # fmt: skip

@@ -16,6 +16,8 @@ from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flight import Flight, Gain
 from broker.dispatch.flights import Flights
+from broker.dispatch.traffic import Traffic
+from protocol.about import about
 from protocol.messages import (
     Accepted,
     Cancel,
@@ -28,6 +30,7 @@ from protocol.messages import (
     Scored,
     tokens_told,
 )
+from protocol.parts import Delta
 from protocol.tasks import runs_nothing
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class Delivery:
         send: Send,
         clock: Callable[[], float],
         dropped: Counter[str],
+        traffic: Traffic,
     ) -> None:
         """`dropped`: where it is counted what did not fit."""
         self._incarnation = incarnation
@@ -55,6 +59,7 @@ class Delivery:
         self._send = send
         self._clock = clock
         self._dropped = dropped
+        self._traffic = traffic
 
     def accept(self, message: Accepted) -> int:
         """A request is well-formed. How many tokens of its prompt were told, if that was news."""
@@ -71,6 +76,8 @@ class Delivery:
             case Reused():
                 if not flight.reused(message):
                     self._dropped["unexpected"] += 1
+                elif flight.legs == 1:
+                    self._traffic.reused(flight)
             case Finished() if flight.terminal is None and flight.lacks(message):
                 self._dropped["gap"] += 1
                 self._failover.take_back(flight, f"its end came behind {flight.progress} tokens")
@@ -116,30 +123,42 @@ class Delivery:
                 self._failover.take_back(flight, "it got numbers of texts that it has not, or has them of")
         return 0
 
-    def gain(self, message: Events) -> int:
+    def gain(self, worker: Worker, message: Events) -> int:
         """What requests gained in a step. How many of them did."""
-        now, taken = self._clock(), 0
+        now, taken, firsts, tokens = self._clock(), 0, 0, 0
         for delta in message.deltas:
             flight = self._flight(delta.id, message.incarnation)
             if flight is None or flight.terminal is not None:
                 continue
-            match flight.gain(delta, now):
-                case Gain.TAKEN:
-                    taken += 1
-                    if flight.suspect:
-                        self._failover.gained(flight)
-                case Gain.DOUBLE:
-                    self._dropped["double"] += 1
-                case Gain.GAP:
-                    self._dropped["gap"] += 1
-                    self._failover.take_back(flight, f"delta {delta.sequence} came before its time")
-                case Gain.BEYOND:
-                    self._dropped["beyond"] += 1
-                    self._failover.take_back(flight, f"it got more than {flight.tokens_max} tokens")
-                case Gain.OVER:
-                    log.warning("%s: its client does not read", flight.id)
-                    self._failover.cancel(flight)
+            gain = flight.gain(delta, now)
+            if gain is not Gain.TAKEN:
+                self._not_taken(flight, delta, gain)
+                continue
+            taken += 1
+            tokens += len(delta.tokens)
+            if not delta.sequence:
+                firsts += 1
+                if flight.legs == 1:
+                    self._traffic.began(flight, now)
+            if flight.suspect:
+                self._failover.gained(flight)
+        if taken:
+            self._traffic.stepped(worker, now, pieces=taken, firsts=firsts, tokens=tokens)
         return taken
+
+    def _not_taken(self, flight: Flight, delta: Delta, gain: Gain) -> None:
+        match gain:
+            case Gain.DOUBLE:
+                self._dropped["double"] += 1
+            case Gain.GAP:
+                self._dropped["gap"] += 1
+                self._failover.take_back(flight, f"delta {delta.sequence} came before its time")
+            case Gain.BEYOND:
+                self._dropped["beyond"] += 1
+                self._failover.take_back(flight, f"it got more than {flight.tokens_max} tokens")
+            case _:
+                log.warning("%s: its client does not read", flight.id, extra=about(flight.id))
+                self._failover.cancel(flight)
 
     def reconcile(self, worker: Worker, beat: Heartbeat) -> None:
         """Flights that the worker ought to have and has not, and rows that it has and ought not to."""

@@ -20,6 +20,8 @@ from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, Vacancy, Verdict, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
+from broker.dispatch.history import History
+from broker.dispatch.traffic import Traffic
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -82,6 +84,8 @@ class Dispatcher:
         self.incarnation = incarnation
         self.fleet = fleet
         self.flights = Flights()
+        self.traffic = Traffic()
+        self.history = History(self.traffic, fleet, self.flights)
         self.failover = Failover(
             incarnation=incarnation,
             fleet=fleet,
@@ -103,6 +107,7 @@ class Dispatcher:
             send=send,
             clock=clock,
             dropped=self.dropped,
+            traffic=self.traffic,
         )
         self.stopping = False
         self._clearings = Clearings()
@@ -152,12 +157,16 @@ class Dispatcher:
         self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
         flights = [self.flights.open(request, found.model, now, media) for request in requests]
+        aboard = False
         try:
             self.failover.depart(flights, found if isinstance(found, Worker) else None)
+            aboard = True
             self.catalogue.update()
             yield flights
         finally:
             for flight in flights:
+                if aboard:
+                    self.traffic.ended(flight, self._clock())
                 if flight.terminal is None:
                     self.failover.cancel(flight)
                 self.flights.close(flight)
@@ -215,7 +224,7 @@ class Dispatcher:
             self.failover.woke(worker)
         if isinstance(message, Events):
             self.fleet.advanced(worker, self._clock())
-            gained = self._delivery.gain(message)
+            gained = self._delivery.gain(worker, message)
         elif isinstance(message, Encoded):
             self.fleet.advanced(worker, self._clock())
             gained = self._delivery.encode(message)
@@ -236,7 +245,8 @@ class Dispatcher:
             return
         # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
         self.lost(message.incarnation, "came back on a new connection", died=False)
-        self.fleet.hello(message, self._clock())
+        worker = self.fleet.hello(message, self._clock())
+        self.traffic.worker(worker, self._clock(), "connected")
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())
 
@@ -261,6 +271,7 @@ class Dispatcher:
                 self.fleet.loading(worker, message)
             case Ready():
                 if worker.ready is None:
+                    self.traffic.worker(worker, now, "ready")
                     log.info("%s is ready: context %d tokens", message.model, message.context_length)
                 self.fleet.ready(worker, message, now)
                 self.catalogue.update()
@@ -282,6 +293,7 @@ class Dispatcher:
         worker = self.fleet.gone(incarnation)
         if worker is None:
             return
+        self.traffic.of(worker.model).losses["dead" if died else "left"] += 1
         self._ground(worker, how, died=died)
         self._clearings.lose(incarnation)
         self.catalogue.update()
@@ -295,6 +307,7 @@ class Dispatcher:
 
     def _ground(self, worker: Worker, how: str, *, died: bool) -> None:
         aboard = self.flights.aboard(worker.incarnation)
+        self.traffic.worker(worker, self._clock(), how)
         who = f"worker for {worker.model} (pid {worker.pid})"
         # One line says all that is known here; how the process ended is its supervisor's to tell.
         log.warning("%s %s after step %d, %s", who, how, worker.steps, listed(aboard))
@@ -307,6 +320,7 @@ class Dispatcher:
             verdict = worker.verdict or Verdict.SILENT
             for flight in self.flights.aboard(worker.incarnation):
                 self.failover.cancel(flight)
+            self.traffic.of(worker.model).losses[verdict.value] += 1
             self._ground(worker, f"is {verdict.value}", died=True)
         if self._kill is not None:
             for worker in self.fleet.hung(now, self._timeouts.hung_s):
@@ -315,6 +329,7 @@ class Dispatcher:
                 log.error("worker for %s (pid %d) hangs, and %s", worker.model, worker.pid, how)
         self.catalogue.update()
         self.failover.sweep()
+        self.history.tick(now)
 
     def stop(self) -> None:
         """No new requests from here on."""

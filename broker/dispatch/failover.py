@@ -16,6 +16,7 @@ from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
 from broker.dispatch.suspects import GUILTY, REMAND_S, SETTLED_S, Standing, Suspects, mark_of
+from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Message
 from protocol.wire import WireError
@@ -125,7 +126,7 @@ class Failover:
                 self._flights.leave(flight, flight.waiting_since)
             elif flight.legs > 1:
                 self.counts["resumed"] += 1
-                log.info("%s goes on behind %d tokens", flight.id, flight.progress)
+                log.info("%s goes on behind %d tokens", flight.id, flight.progress, extra=about(flight.id))
         self._fail_strangers()
 
     def _fail_strangers(self) -> None:
@@ -158,7 +159,7 @@ class Failover:
 
     def take_back(self, flight: Flight, why: str) -> None:
         """Something of this leg was lost on the line: another one begins where the client is."""
-        log.warning("%s is sent again: %s", flight.id, why)
+        log.warning("%s is sent again: %s", flight.id, why, extra=about(flight.id))
         self.cancel(flight)
         self._flights.leave(flight, self._clock())
         flight.mends += 1
@@ -195,7 +196,7 @@ class Failover:
         guilty = {mark_of(flight) for flight in held if self._calm_s(flight.model) >= REMAND_S}
         for flight in held:
             if mark_of(flight) in guilty:
-                log.error("%s has brought its worker down repeatedly", flight.id)
+                log.error("%s has brought its worker down repeatedly", flight.id, extra=about(flight.id))
                 self.suspects.convict(flight)
                 flight.fail(Code.WORKER_CRASHED, GUILTY)
 

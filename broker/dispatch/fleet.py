@@ -53,6 +53,8 @@ class Worker:
     verdict: Verdict | None = None
     judged_at: float = 0.0
     """When it got its verdict."""
+    answered_at: float | None = None
+    """When it last brought requests something."""
 
     @property
     def state(self) -> str:
@@ -221,7 +223,7 @@ class Fleet:
     def vacancy(self, model: str) -> Vacancy:
         """What is known of a model without a worker. One that was never seen may be able to do anything: what
         it cannot, its worker refuses."""
-        able = Capabilities(images=True, embeddings=True, rerank=True)
+        able = Capabilities(images=True, videos=True, embeddings=True, rerank=True)
         unseen = Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
         return Vacancy(model, self.models[model].last or unseen)
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.http.errors import error_response
+from broker.http.ids import request_id
+from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.private import read_private
 
@@ -148,17 +150,20 @@ class Guard:
     state, as `key`.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, keyless: frozenset[str] = frozenset()) -> None:
+        """`keyless`: paths that need none, besides `OPEN_PATHS`."""
         self._app = app
         self._keyring = keyring
+        self._open = OPEN_PATHS | keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keyring.required and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._keyring.required and scope["path"] not in self._open:
             try:
                 scope.setdefault("state", {})["key"] = self._admit(scope)
             except RequestError as error:
                 client = scope["client"][0] if scope.get("client") else "?"
-                log.info("%s %r from %s refused: %s", scope["method"], scope["path"], client, error.message)
+                asked, told = (scope["method"], scope["path"], client), about(request_id=request_id(scope))
+                log.info("%s %r from %s refused: %s", *asked, error.message, extra=told)
                 response = error_response(error, scope)
                 response.headers["www-authenticate"] = 'Bearer realm="roundhouse"'
                 await response(scope, receive, send)

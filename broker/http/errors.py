@@ -12,6 +12,7 @@ from broker.dialects import openai
 from broker.dialects.body import encode
 from broker.dialects.messages import errors as anthropic
 from broker.http.ids import request_id
+from broker.http.timing import ERROR_CODE
 from protocol.errors import Code, RequestError
 
 Envelope = Callable[[RequestError, str], dict[str, Any]]
@@ -27,6 +28,8 @@ ENVELOPES: tuple[tuple[str, Envelope], ...] = (
 def error_response(error: RequestError, scope: Scope | None = None) -> Response:
     """`scope`: of what was asked for; None where that is not known."""
     path, id = (scope["path"], request_id(scope)) if scope else ("", "")
+    if scope:
+        scope.setdefault("state", {})[ERROR_CODE] = error.code.value
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))

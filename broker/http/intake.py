@@ -1,4 +1,5 @@
-"""ASGI middleware that counts request bodies while they are in the house, and stops at a limit."""
+"""ASGI middleware that counts request bodies and what is in them while they are in the house, and stops at a
+limit."""
 
 from __future__ import annotations
 
@@ -7,21 +8,26 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.http.limits import BodyBudget
+from broker.http.media import MediaMemory
 from protocol.errors import RequestError
 
 
 class Intake:
     """What a request's body takes of the budget is given back when its answer has been sent: until then it
-    lives on, read, parsed or passed on."""
+    lives on, read, parsed or passed on. So is what it holds of media, which is `media` in its state."""
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget, refusal: Callable[[], RequestError]) -> None:
+    def __init__(
+        self, app: ASGIApp, budget: BodyBudget, media: MediaMemory, refusal: Callable[[], RequestError]
+    ) -> None:
         """`refusal`: what is raised into a request whose body finds no room."""
         self._app = app
         self._budget = budget
+        self._media = media
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = 0
+        held, media = 0, self._media.open()
+        scope.setdefault("state", {})["media"] = media
 
         async def receive_counted() -> Message:
             nonlocal held
@@ -36,3 +42,4 @@ class Intake:
             await self._app(scope, receive_counted, send)
         finally:
             self._budget.free(held)
+            media.free()

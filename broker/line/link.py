@@ -58,6 +58,8 @@ class Link:
         self._lost: Callable[[str], None] = lambda sender: None
         self._turn_away: TurnAway = lambda sender, why: None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_due = False
+        """The next round of the loop will read."""
 
     def _start_doorman(self, keys: Path) -> zmq.auth.thread.ThreadAuthenticator:
         """CURVE alone lets in whoever knows our public key; only holders of the worker key may come in."""
@@ -71,8 +73,8 @@ class Link:
         self._hear, self._lost, self._turn_away = hear, lost, turn_away
         self._loop = asyncio.get_running_loop()
         for socket in (self._socket, self._monitor):
-            self._loop.add_reader(socket.fileno(), self._read)
-        self._loop.call_soon(self._read)
+            self._loop.add_reader(socket.fileno(), self._read_unless_due)
+        self._read_soon()
 
     def close(self) -> None:
         """Stop reading and close the sockets; what is queued gets `sockets.LINGER_MS`."""
@@ -98,15 +100,26 @@ class Link:
             self.errors[f"send: {error}"] += 1
             return False
         finally:
-            if self._loop is not None:
-                self._loop.call_soon(self._read)
+            self._read_soon()
         return True
 
     def kill(self, peer: str, pid: int) -> bool:
         """End the process that this peer has named as its own, if it is. False where nothing was done."""
         return kill_peer([fd for fd, spoke in self._peer_by_fd.items() if spoke == peer], pid)
 
+    def _read_soon(self) -> None:
+        """Once in a round of the loop, however often it is asked for: whoever is to take what was heard gets
+        a turn in between, and loses nothing for being served late."""
+        if self._loop is not None and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._read)
+
+    def _read_unless_due(self) -> None:
+        if not self._is_due:
+            self._read()
+
     def _read(self) -> None:
+        self._is_due = False
         # Whose connection broke is noted before the frames are read and judged after them: what a worker
         # managed to say before it died still counts.
         broken = self._broken()
@@ -125,8 +138,8 @@ class Link:
         for fd in self._to_cut.difference(fd for fd, _ in broken):
             cut(fd)
         self._to_cut.clear()
-        if more and self._loop is not None:
-            self._loop.call_soon(self._read)
+        if more:
+            self._read_soon()
 
     def _broken(self) -> list[tuple[int, str | None]]:
         """Connections that broke since the last call: file descriptor and, once it has spoken, peer."""

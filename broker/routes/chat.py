@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from broker.dialects import chat, chat_body
 from broker.dialects.parameters import copies
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.generation import read_images, renderer, respond, take_body
+from broker.routes.gateway import gateway_of
+from broker.routes.generation import ask, renderer, respond, take_body
 from protocol.messages import Generate
 
 
@@ -24,7 +24,7 @@ async def complete_chat(request: Request) -> ASGIApp:
     body, raw = await take_body(request, chat_body.read)
     found = gateway.dispatcher.find(body.model)
     id = "chatcmpl-" + secrets.token_hex(12)
-    first, frames = await gateway.aside.work(len(raw), partial(ask_chat, gateway, body, found, id))
+    first, frames = await ask_chat(request, body, len(raw), found, id)
     requests = copies(first, body.n or 1)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     rendered = renderer(
@@ -36,14 +36,15 @@ async def complete_chat(request: Request) -> ASGIApp:
     return respond(request, found, requests, frames, rendered, prompts=1)
 
 
-def ask_chat(
-    gateway: Gateway, body: chat_body.Body, found: Worker | Vacancy, id: str
+async def ask_chat(
+    request: Request, body: chat_body.Body, body_bytes: int, found: Worker | Vacancy, id: str
 ) -> tuple[Generate, list[bytes]]:
-    """The request for the first choice, and its images. Raises `RequestError`."""
-    conversation = chat.conversation(body, system_in_place=found.capabilities.system_in_place)
-    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
-    incarnation = gateway.dispatcher.incarnation
-    return chat.generate(body, conversation.messages, media, id=id, incarnation=incarnation), frames
+    """The request for the first choice, and its media. Raises `RequestError`."""
+    incarnation = gateway_of(request).dispatcher.incarnation
+    in_place = found.capabilities.system_in_place
+    converse = partial(chat.conversation, body, system_in_place=in_place)
+    generate = partial(chat.generate, body, id=id, incarnation=incarnation)
+    return await ask(request, found, body_bytes, converse, generate)
 
 
 ROUTES = [Route("/v1/chat/completions", complete_chat, methods=["POST"])]

@@ -10,6 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from broker.http.errors import error_response
+from broker.http.ids import request_id
+from protocol.about import about
 from protocol.errors import Code, RequestError
 
 log = logging.getLogger(__name__)
@@ -20,7 +22,8 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if error.kind.status >= 500 and request.method == "POST":
-        log.warning("%s %s refused: %s", request.method, request.url.path, error)
+        told = about(request_id=request_id(request.scope), code=error.code)
+        log.warning("%s %s refused: %s", request.method, request.url.path, error, extra=told)
     return error_response(error, request.scope)
 
 
@@ -44,7 +47,8 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    told = about(request_id=request_id(request.scope))
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error, extra=told)
     return error_response(RequestError(Code.INTERNAL_ERROR), request.scope)
 
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from broker.dialects import answer
-from broker.dialects.media import MediaError, read_data_url
-from broker.dialects.normalize import Image
+from broker.dialects.normalize import Conversation
 from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import Vacancy, Worker
-from broker.dispatch.flight import Flight
+from broker.http import accounts
 from broker.http.auth import Key
 from broker.http.boarding import Boarding, check_room
+from broker.http.ids import request_id
 from broker.http.respond import FlightResponse, Renderer, read_body
 from broker.routes.gateway import gateway_of
-from protocol.errors import Code, RequestError
-from protocol.messages import Finished
+from broker.routes.media import read_media
+from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.parts import Media
 from protocol.tasks import require, task_of
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -41,22 +37,19 @@ async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, by
     return await gateway.aside.work(len(raw), partial(read, raw)), raw
 
 
-def read_images(
-    images: tuple[Image, ...], found: Worker | Vacancy, bytes_max: int
-) -> tuple[list[Media], list[bytes]]:
-    """What is said of each image, and its bytes. Raises `RequestError`, which names the first bad one."""
-    media, frames = [], []
-    for index, image in enumerate(images):
-        if not found.capabilities.images:
-            message = f"{found.model} does not take images."
-            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=image.param)
-        try:
-            read = read_data_url(image.url, bytes_max=bytes_max)
-        except MediaError as error:
-            raise RequestError(Code.INVALID_MEDIA, str(error), param=image.param) from None
-        media.append(Media(frame=index, mime=read.mime, sha256=read.sha256))
-        frames.append(read.data)
-    return media, frames
+async def ask(
+    request: Request,
+    found: Worker | Vacancy,
+    body_bytes: int,
+    converse: Callable[[], Conversation],
+    generate: Callable[[list[dict[str, Any]], list[Media]], Generate],
+) -> tuple[Generate, list[bytes]]:
+    """What a worker is asked, and its media's bytes, by what a dialect makes of a body. Raises
+    `RequestError`."""
+    work = gateway_of(request).aside.work
+    conversation = await work(body_bytes, converse)
+    media, frames = await read_media(request, conversation.attachments, found)
+    return await work(body_bytes, partial(generate, conversation.messages, media)), frames
 
 
 def renderer(
@@ -84,22 +77,13 @@ def respond(
     gateway = gateway_of(request)
     require(task_of(requests[0]), found.capabilities, found.model)
     key: Key | None = getattr(request.state, "key", None)
+    if gateway.settings.log_prompts:
+        accounts.tell_prompts(requests)
     boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
     return FlightResponse(
         boarding.board(key, found, requests, frames),
         renderer,
         prompts=prompts,
         keepalive_s=gateway.settings.keepalive_s,
-        on_end=partial(_log_flight, f"{key.name}: " if key else ""),
+        on_end=partial(accounts.tell_end, request_id(request.scope), key.name if key else ""),
     )
-
-
-def _log_flight(who: str, flight: Flight, status: int) -> None:
-    end = flight.terminal
-    if isinstance(end, Finished):
-        how = f"{end.reason}, {end.usage.prompt_tokens} + {end.usage.completion_tokens} tokens"
-    elif end is not None:
-        how = f"failed: {end.code}"
-    else:
-        how = f"client left after {flight.progress} tokens"
-    log.info("%s%s %d %s in %.2f s", who, flight.id, status, how, time.monotonic() - flight.opened_at)

@@ -16,7 +16,10 @@ from msgspec.structs import asdict
 from broker.dispatch.clearing import Clearing
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Fleet, Worker
-from protocol.parts import PrefixStatus, RowStatus
+from broker.dispatch.tally import Tally
+from broker.routes import progress
+from broker.routes.progress import Moment
+from protocol.parts import PrefixStatus, Resources, RowStatus
 
 TOP_PREFIXES_MAX = 16
 
@@ -42,47 +45,74 @@ def version() -> str:
 # --- GET /v1/status ----------------------------------------------------------------------------------
 
 
-def status(dispatcher: Dispatcher, uptime_s: float, line_errors: Mapping[str, int]) -> dict[str, Any]:
-    """The gateway, every model, and every worker that is connected, with its requests. A model's `waiting`
-    are aboard no worker.
+def status(
+    dispatcher: Dispatcher,
+    tally: Tally,
+    line_errors: Mapping[str, int],
+    moment: Moment,
+    started_at: float,
+    media_bytes: int = 0,
+) -> dict[str, Any]:
+    """The gateway, every model, every worker that is connected, every request, and what happened lately. A
+    model's `waiting` are aboard no worker.
 
-    `line_errors`: what went wrong on the line, counted.
+    `line_errors`: what went wrong on the line, counted. `media_bytes`: what images and videos take.
     """
     return {
         "object": "status",
+        "time": round(moment.wall, 3),
         "gateway": {
             "version": version(),
-            "uptime_s": round(uptime_s, 3),
+            "uptime_s": round(moment.now - started_at, 3),
             "in_flight": len(dispatcher.flights),
             "between_workers": len(dispatcher.flights.waiting()),
+            "media_bytes": media_bytes,
             "stopping": dispatcher.stopping,
             "failover": dict(dispatcher.failover.counts),
             "dropped": dict(dispatcher.dropped),
             "line_errors": dict(line_errors),
+            "responses": {str(status): count for status, count in sorted(tally.statuses.items())},
+            "errors": dict(tally.errors),
         },
         "models": [_model(dispatcher, name) for name in sorted(dispatcher.fleet.models)],
-        "workers": [_worker(worker) for worker in dispatcher.fleet],
+        "workers": [_worker(worker, moment) for worker in dispatcher.fleet],
+        "requests": progress.requests(dispatcher, moment),
+        "recent": progress.recent(dispatcher.traffic, tally.refusals, moment),
     }
 
 
 def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
     configured = dispatcher.catalogue.states.get(name)
+    traffic = dispatcher.traffic.of(name)
     return {
         "model": name,
+        "aliases": list(configured.aliases) if configured else [],
         "state": dispatcher.catalogue.state(name),
         "resident": configured is not None and configured.resident,
         "memory_bytes": configured.memory_bytes if configured else 0,
         "waiting": len(dispatcher.flights.waiting(name)),
+        "restarts": configured.restarts if configured else None,
+        "last_end": configured.last_end if configured else "",
+        "losses": dict(traffic.losses),
+        "answered_tokens": traffic.tokens,
     }
 
 
-def _worker(worker: Worker) -> dict[str, Any]:
+def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
     beat, ready = worker.beat, worker.ready
+    resources = beat.resources if beat else None
     return {
         "model": worker.model,
         "state": worker.state,
         "incarnation": worker.incarnation,
         "pid": worker.pid,
+        "connected_s": round(moment.now - worker.met_at, 3),
+        "uptime_s": round(resources.uptime_s, 3) if resources else None,
+        "loading": _loading(worker),
+        "context_length": ready.context_length if ready else None,
+        "running_max": ready.running_max if ready else None,
+        "parameters": ready.parameters if ready else None,
+        "memory": _memory(resources) if resources else None,
         "running": beat.running if beat else 0,
         "waiting": beat.waiting if beat else 0,
         "steps": beat.steps if beat else 0,
@@ -93,6 +123,24 @@ def _worker(worker: Worker) -> dict[str, Any]:
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
+    }
+
+
+def _loading(worker: Worker) -> dict[str, int] | None:
+    """How far it is, in bytes of weights; None: it has loaded them."""
+    if worker.ready is not None:
+        return None
+    done, total = worker.loading or (0, 0)
+    return {"done": done, "total": total}
+
+
+def _memory(resources: Resources) -> dict[str, int]:
+    """Of the machine's memory what the process holds; of the device's, its arrays."""
+    return {
+        "resident_bytes": resources.resident_bytes,
+        "device_bytes": resources.device_bytes,
+        "device_peak_bytes": resources.device_peak_bytes,
+        "device_spare_bytes": resources.device_spare_bytes,
     }
 
 
@@ -107,6 +155,7 @@ def _row(row: RowStatus) -> dict[str, Any]:
         "time_to_first_token_s": row.first_token_s,
         "tokens_per_s": _tokens_per_s(row),
         "reuse": asdict(row.reuse) if row.reuse else None,
+        "preemptions": row.preemptions,
     }
 
 

@@ -14,19 +14,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.dialects.body import encode, refuse
+from broker.dialects.normalize import Conversation
 from broker.dialects.responses import body, history, listing, request
 from broker.dialects.responses.answer import Answer, Document, Stream, Whole
 from broker.dialects.responses.history import History
 from broker.dialects.responses.items import listed
 from broker.dialects.responses.output import Output
 from broker.dialects.responses.store import Kept, Piece
-from broker.dialects.responses.tools import Offer
 from broker.dispatch.fleet import Vacancy, Worker
 from broker.http.auth import Key
 from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.generation import read_images, respond, take_body
+from broker.routes.generation import ask, respond, take_body
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate
 
 
 async def create(asked: Request) -> ASGIApp:
@@ -39,8 +38,13 @@ async def create(asked: Request) -> ASGIApp:
     offer = request.offered(read)
     stem = secrets.token_hex(12)
     id = history.response_id(stem)
-    work = partial(_message, gateway, read, found, recalled, offer, id)
-    message, frames = await gateway.aside.work(len(raw) + recalled.bytes_before, work)
+    message, frames = await ask(
+        asked,
+        found,
+        len(raw) + recalled.bytes_before,
+        partial(_conversation, read, found, recalled),
+        partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
+    )
     keep = None if read.store is False else _keeping(gateway, owner, id, recalled, stem)
     answer = Answer(
         request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=keep is not None),
@@ -53,15 +57,9 @@ async def create(asked: Request) -> ASGIApp:
     return _running(gateway.answering, (owner, id), answer, response)
 
 
-def _message(
-    gateway: Gateway, read: body.Body, found: Worker | Vacancy, recalled: History, offer: Offer, id: str
-) -> tuple[Generate, list[bytes]]:
-    """The request, and its images. Raises `RequestError`."""
+def _conversation(read: body.Body, found: Worker | Vacancy, recalled: History) -> Conversation:
     in_place = found.capabilities.system_in_place
-    conversation = request.conversation(read, recalled.placed(), system_in_place=in_place)
-    media, frames = read_images(conversation.images, found, gateway.settings.media_bytes_max)
-    incarnation = gateway.dispatcher.incarnation
-    return request.generate(read, conversation, offer, media, id=id, incarnation=incarnation), frames
+    return request.conversation(read, recalled.placed(), system_in_place=in_place)
 
 
 def _owner(asked: Request) -> bytes:

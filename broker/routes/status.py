@@ -1,22 +1,72 @@
-"""GET /v1/status: the gateway, its workers, and where each of their requests stands."""
+"""GET /v1/status: the gateway, its workers, and where each of their requests stands; told once, or (at
+/v1/status/stream) again every second for as long as somebody listens."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from broker.routes import report
-from broker.routes.gateway import gateway_of
+from broker.dispatch.history import SAMPLE_S
+from broker.routes import progress, report
+from broker.routes.gateway import Gateway, gateway_of
+from broker.routes.progress import Moment
+from protocol.errors import Code, RequestError
+
+WATCHERS_MAX = 32
 
 
 async def show_status(request: Request) -> Response:
-    """All of it, as of the last heartbeats."""
+    """All of it, as of the last heartbeats; without the last minutes where `history` is `false`."""
+    wants_history = request.query_params.get("history") != "false"
+    return JSONResponse(_document(gateway_of(request), since=0 if wants_history else None))
+
+
+async def stream_status(request: Request) -> Response:
+    """The same as server-sent events: the first has the last minutes, the others what came since."""
     gateway = gateway_of(request)
-    uptime_s = time.monotonic() - gateway.started_at
-    return JSONResponse(report.status(gateway.dispatcher, uptime_s, gateway.line_errors))
+    if len(gateway.watchers) >= WATCHERS_MAX:
+        message = f"The status is told to {WATCHERS_MAX} listeners already."
+        raise RequestError(Code.TOO_MANY_CONNECTIONS, message, retry_after_s=10.0)
+    headers = {"cache-control": "no-cache"}
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_events(gateway), media_type="text/event-stream", headers=headers)
 
 
-ROUTES = [Route("/v1/status", show_status)]
+async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
+    watcher, told = object(), 0
+    gateway.watchers.add(watcher)
+    try:
+        while not gateway.dispatcher.stopping:
+            document = _document(gateway, since=told)
+            told = gateway.dispatcher.history.taken
+            yield b"event: status\ndata: " + msgspec.json.encode(document) + b"\n\n"
+            await asyncio.sleep(SAMPLE_S)
+    finally:
+        gateway.watchers.discard(watcher)
+
+
+def _document(gateway: Gateway, *, since: int | None) -> dict[str, Any]:
+    """`since`: as many samples are known already; None: none are wanted."""
+    dispatcher, moment = gateway.dispatcher, Moment(time.monotonic(), time.time())
+    told = report.status(
+        dispatcher,
+        gateway.tally,
+        gateway.line_errors,
+        moment,
+        gateway.started_at,
+        gateway.media.held,
+    )
+    if since is not None:
+        told["history"] = progress.history(dispatcher.history.since(since), moment)
+    return told
+
+
+ROUTES = [Route("/v1/status", show_status), Route("/v1/status/stream", stream_status)]

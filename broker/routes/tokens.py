@@ -10,7 +10,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import chat_body, tokens
-from broker.dispatch.fleet import Vacancy, Worker
 from broker.routes.chat import ask_chat
 from broker.routes.gateway import Gateway, gateway_of
 from broker.routes.generation import respond, take_body
@@ -23,7 +22,8 @@ async def tokenize(request: Request) -> ASGIApp:
     body, raw = await take_body(request, tokens.read_tokenize)
     found = gateway.dispatcher.find(body.model)
     if body.is_chat:
-        asked, frames = await gateway.aside.work(len(raw), partial(_of_chat, gateway, raw, found))
+        chat = await gateway.aside.work(len(raw), partial(chat_body.read, raw))
+        asked, frames = await ask_chat(request, chat, len(raw), found, _new_id())
     else:
         asked, frames = _unprompted(gateway), []
 
@@ -48,11 +48,6 @@ async def detokenize(request: Request) -> ASGIApp:
 
 def _unprompted(gateway: Gateway) -> Generate:
     return tokens.unprompted(id=_new_id(), incarnation=gateway.dispatcher.incarnation)
-
-
-def _of_chat(gateway: Gateway, raw: bytes, found: Worker | Vacancy) -> tuple[Generate, list[bytes]]:
-    """What chat would ask its worker, and the images' bytes."""
-    return ask_chat(gateway, chat_body.read(raw), found, _new_id())
 
 
 def _new_id() -> str:

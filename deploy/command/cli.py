@@ -7,13 +7,20 @@ from typing import Annotated
 import typer
 
 from deploy.command import service
+from deploy.command.bench import bench
+from deploy.command.chat import chat
+from deploy.command.doctor import doctor
 from deploy.command.keys import keys
 from deploy.command.launch import launch
+from deploy.command.models import ls, pull, rm
 from deploy.command.processes import gateway, worker
 from deploy.command.reload import reload
 from deploy.command.serve import serve
+from deploy.command.status import status
 
 DISTRIBUTION = "mlx-roundhouse"
+
+# What a command needs it imports itself, once it is called: --help is not to wait for all that others need.
 
 # The three processes read their own flags, with `protocol.settings`, so that flags, variables and the file
 # never drift apart; typer passes every word on, --help included.
@@ -24,9 +31,9 @@ PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata  # takes long to import, and `serve` needs none of it
+        import importlib.metadata
 
-        typer.echo(f"roundhouse {metadata.version(DISTRIBUTION)}")
+        typer.echo(f"roundhouse {importlib.metadata.version(DISTRIBUTION)}")
         raise typer.Exit
 
 
@@ -48,7 +55,11 @@ def _app() -> typer.Typer:
     )
     app.callback()(_common)
     app.command(context_settings=OWN_FLAGS)(serve)
-    app.command()(reload)
+    app.command()(status)
+    app.command()(chat)
+    app.command()(bench)
+    for command in (pull, ls, rm, doctor, reload):
+        app.command()(command)
     app.command()(launch)
     app.command(context_settings=OWN_FLAGS)(gateway)
     app.command(context_settings=OWN_FLAGS)(worker)

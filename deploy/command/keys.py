@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from protocol import settings, sockets
-
 PROGRAM = "roundhouse keys"
 KEY_FILES = ("gateway.key", "gateway.key_secret", "worker.key", "worker.key_secret")
 
@@ -17,6 +15,8 @@ def keys(
     folder: Annotated[Path, typer.Argument(help="Where to write them; made if it is not there.")],
 ) -> None:
     """Write the CURVE keys that gateway and worker need for a tcp:// endpoint off loopback."""
+    from protocol import settings, sockets
+
     if existing := [name for name in KEY_FILES if (folder / name).exists()]:
         settings.exit_with(PROGRAM, f"{folder} already holds {', '.join(existing)}")
     try:

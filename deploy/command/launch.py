@@ -6,15 +6,13 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from deploy.agents import models, setups
-from deploy.agents.setups import Agent, Endpoint, Setup
-from deploy.serving import clients
-from protocol import settings
+from deploy.agents import setups
+from deploy.agents.setups import Agent, Setup
+from deploy.command.reach import Config, Port, Url, endpoint
 
 PROGRAM = "roundhouse launch"
 
@@ -27,11 +25,9 @@ def launch(
     model: Annotated[
         str | None, typer.Option(help="Which of several models, by the name that clients use.")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Where the endpoint is, as http://host:port; else that of serve.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Where the gateway of that serve listens.")] = None,
-    config: Annotated[Path | None, typer.Option(help="The TOML file of that serve.")] = None,
+    url: Url = None,
+    port: Port = None,
+    config: Config = None,
     show: Annotated[
         bool, typer.Option("--print", help="Print the environment that an agent, or any client, needs.")
     ] = False,
@@ -41,30 +37,27 @@ def launch(
     It is told by its environment and its command line where they are; no file is written, and what is set in
     the agent's own files holds, but for endpoint and model.
     """
+    from deploy.agents import models
+    from protocol import settings
+
     if agent is None and not show:
         raise typer.BadParameter(f"say which agent ({', '.join(Agent)}), or --print for any other client")
-    flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        endpoint = _endpoint(url, flags, os.environ)
-        chosen = models.choose(models.ask(endpoint), model)
+        found = endpoint(url, port, config)
+        chosen = models.choose(models.ask(found), model)
     except (models.LaunchError, settings.SettingsError, OSError) as error:
         settings.exit_with(PROGRAM, str(error))
-    setup = agent.setup(endpoint, chosen) if agent else setups.anybody(endpoint, chosen)
+    setup = agent.setup(found, chosen) if agent else setups.anybody(found, chosen)
     if agent is None or show:
         typer.echo(setups.shell_text(setup, agent))
         return
     _become(agent, setup, args or [], os.environ)
 
 
-def _endpoint(url: str | None, flags: Sequence[str], environ: Mapping[str, str]) -> Endpoint:
-    """Raises `SettingsError` or `OSError`. The keys of a file are for the `serve` that it is about."""
-    found = clients.url(flags, environ) if url is None else url.rstrip("/").removesuffix("/v1")
-    keys = clients.keys(flags, environ) if url is None else clients.keys_at_hand(environ)
-    return Endpoint(found, *keys[:1])
-
-
 def _become(agent: Agent, setup: Setup, args: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """The agent takes our place: terminal, signals and exit status are its own."""
+    from protocol import settings
+
     program = shutil.which(agent)
     if program is None:
         settings.exit_with(PROGRAM, f"{agent} is not installed: npm install -g {agent.package}")

@@ -7,8 +7,6 @@ from typing import NoReturn
 
 import typer
 
-from deploy.serving.commandlines import python_module
-
 
 def gateway(context: typer.Context) -> None:
     """Be the gateway process, as launchd and systemd run it. Takes its flags; see gateway --help."""
@@ -21,5 +19,7 @@ def worker(context: typer.Context) -> None:
 
 
 def _become(module: str, argv: list[str]) -> NoReturn:
+    from deploy.serving.commandlines import python_module
+
     command = [*python_module(module), *argv]
     os.execv(command[0], command)

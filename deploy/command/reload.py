@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.serving import serve as serving
-from deploy.supervisor import control
-from deploy.supervisor.reloading import Order
-from deploy.units import service
-from deploy.units.manager import ServiceError
-from protocol import settings, sockets
-from protocol.naming import folder_of
+if TYPE_CHECKING:
+    from deploy.supervisor.reloading import Order
 
 PROGRAM = "roundhouse reload"
 
@@ -38,6 +33,12 @@ def reload(
     what is swapped here is to be changed in the TOML file too. As a service
     without a spare the old worker ends first, and who asks before the new one is ready gets a 503.
     """
+    from deploy.serving import serve as serving
+    from deploy.supervisor import control
+    from deploy.supervisor.reloading import Order
+    from deploy.units.manager import ServiceError
+    from protocol import settings, sockets
+
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
         order = Order(model, swap_for and _from_here(swap_for))
@@ -56,10 +57,16 @@ def reload(
 
 def _from_here(model: str) -> str:
     """The folder that is meant: `serve` may have been started in another one."""
+    from protocol.naming import folder_of
+
     return str(folder_of(model).resolve()) if folder_of(model).exists() else model
 
 
 def _order_reload(path: Path, order: Order) -> tuple[bool, str]:
+    from deploy.supervisor import control
+    from deploy.supervisor.reloading import Order
+    from deploy.units import service
+
     try:
         return control.order(path, order)
     except control.NobodyListensError:

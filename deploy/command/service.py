@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from deploy.units import jobs, service
-from deploy.units.manager import ServiceError
-from protocol import settings, sockets
-
 
 def install(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files and change nothing.")] = False,
 ) -> None:
     """Start gateway and worker at login and keep them running. Takes the flags of serve: see serve --help."""
+    from deploy.units import jobs, service
+
     with _service_errors():
         manager, wanted = service.manager_here(), jobs.read(context.args, os.environ)
         if dry_run:
@@ -34,6 +32,8 @@ def install(
 
 def remove() -> None:
     """Stop what is installed and remove all of it."""
+    from deploy.units import service
+
     with _service_errors():
         manager = service.manager_here()
         names = service.remove(manager)
@@ -42,6 +42,8 @@ def remove() -> None:
 
 def status() -> None:
     """Say what is installed, what runs, since when, and how it last ended. Status 1 unless all runs."""
+    from deploy.units import service
+
     with _service_errors():
         lines, runs = service.status(service.manager_here())
     typer.echo("\n".join(lines))
@@ -50,6 +52,10 @@ def status() -> None:
 
 @contextlib.contextmanager
 def _service_errors() -> Iterator[None]:
+    from deploy.units import service
+    from deploy.units.manager import ServiceError
+    from protocol import settings, sockets
+
     try:
         yield
     except (settings.SettingsError, sockets.EndpointError, ServiceError, OSError) as error:

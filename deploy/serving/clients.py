@@ -18,9 +18,14 @@ ANYWHERE = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
 
 def url(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Raises `SettingsError`."""
-    named = str(serve.own_settings(argv, environ).host or _of_gateway("host", argv, environ) or HOST)
-    host = ANYWHERE.get(named, named)
-    return f"http://{f'[{host}]' if ':' in host else host}:{serve.port(argv, environ)}"
+    named = host(argv, environ)
+    found = ANYWHERE.get(named, named)
+    return f"http://{f'[{found}]' if ':' in found else found}:{serve.port(argv, environ)}"
+
+
+def host(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The address that it listens on. Raises `SettingsError`."""
+    return str(serve.own_settings(argv, environ).host or _of_gateway("host", argv, environ) or HOST)
 
 
 def keys(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
 from protocol.settings import public_name
 from protocol.sizes import Size
+from protocol.wire import MEDIA_FRAMES_MAX
 from protocol.workersettings import WorkerSettings
 
 PROGRAM = "roundhouse serve"
@@ -93,6 +94,21 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Annotated[int, Meta(ge=0, le=2**20)] | None,
         Meta(description="responses kept for previous_response_id, the oldest go (default: 1000; 0: none)"),
     ] = None
+    allow_media_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts that images are fetched from: host, *.domain, or * for all that are public"
+            " (default: none)"
+        ),
+    ] = ()
+    image_pixels_max: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="pixels that an image is made no larger than (default: as its model likes)"),
+    ] = None
+    video_frames_max: Annotated[
+        Annotated[int, Meta(ge=2, le=MEDIA_FRAMES_MAX)] | None,
+        Meta(description="frames of a video that are looked at, evenly spread (default: 32)"),
+    ] = None
     failover_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
         Meta(description="seconds that requests which lost their worker wait for it (default: 120)"),
@@ -129,6 +145,14 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     endpoint: Annotated[
         str | None,
         Meta(description="where gateway and worker meet, ipc:// or tcp:// (default: a socket named by port)"),
+    ] = None
+    keep_awake: Annotated[
+        bool | None,
+        Meta(description="keep the machine from falling asleep while requests run (default: on a Mac)"),
+    ] = None
+    keyless_metrics: Annotated[bool | None, Meta(description="/metrics needs no API key")] = None
+    log_prompts: Annotated[
+        bool | None, Meta(description="log what is asked, whole conversations, for all who read the log")
     ] = None
     log_format: Annotated[logs.Format | None, Meta(description="text or json (default: text)")] = None
     log_level: Annotated[

@@ -55,6 +55,9 @@ WAKE_S_MAX = 60.0
 MEASURE_S = 2.0
 """So often memory is measured, where models share a budget."""
 
+END_CHARS_MAX = 1000
+"""Of what is said of a process's end, to the gateway."""
+
 log = logging.getLogger(__name__)
 
 
@@ -243,7 +246,7 @@ class Supervisor:
         stays = [n for n in (name, other_name(name)) if n in self._lifecycle.states()]
         model = self._reloads.programs[stays[-1]].model
         assert model is not None
-        leaving = self._lifecycle.leaving()
+        leaving, (restarts, last_end) = self._lifecycle.leaving(), self._lifecycle.ends(name)
         return ModelState(
             name=model.name,
             stage=self._lifecycle.stage(name),
@@ -252,6 +255,8 @@ class Supervisor:
             weight_bytes=weight_bytes(model.model) if self._on_demand else None,
             memory_bytes=self._memory_bytes(name) if self._on_demand else 0,
             leaving=[self._processes.pid(n) for n in stays if n in leaving],
+            restarts=restarts,
+            last_end=last_end[:END_CHARS_MAX],
         )
 
     def _memory_bytes(self, child: str) -> int:

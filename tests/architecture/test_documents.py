@@ -26,7 +26,11 @@ TOP = (*PACKAGES, "tests", "bench", "recipes", "docs")
 MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(messages.ToGateway))}
 
 # Flags of commands that are no settings of a process.
-OF_COMMANDS = {"--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url"}
+OF_COMMANDS = {
+    "--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url", "--once",
+    "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens",
+    "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
+}  # fmt: skip
 
 
 def code(text: str) -> Iterator[str]:

@@ -15,8 +15,9 @@ from broker.config import GatewaySettings
 from broker.dialects.responses.store import Store
 from broker.http.auth import Keyring
 from broker.http.limits import Shares
+from broker.http.media import MediaMemory
 from broker.line.link import Link
-from broker.routes.gateway import Gateway
+from broker.routes.gateway import Fetch, Gateway
 from protocol.messages import Cancel, Generate, Message
 from tests.broker.asgi import Exchange, until
 from tests.broker.dispatching import Line
@@ -50,7 +51,14 @@ class MemoryLink:
 class House:
     """An application whose workers are played by the test."""
 
-    def __init__(self, *, per_key_max: int | None = None, waiting_max: int = 1, **configured: Any) -> None:
+    def __init__(
+        self,
+        *,
+        per_key_max: int | None = None,
+        waiting_max: int = 1,
+        fetch: Fetch | None = None,
+        **configured: Any,
+    ) -> None:
         self.line = Line(waiting_max=waiting_max)
         self.line.clock.now = time.monotonic()
         self.link = MemoryLink()
@@ -62,6 +70,8 @@ class House:
             keyring=Keyring(settings.api_keys),
             shares=Shares(per_key_max),
             responses=Store(settings.responses_max, settings.responses_bytes_max),
+            media=MediaMemory(settings.media_memory),
+            fetch=fetch,
         )
         self.app: ASGIApp = create_app(self.gateway, cast(Link, self.link))
 

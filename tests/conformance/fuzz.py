@@ -33,6 +33,9 @@ MODELS = {"": GENERATOR, "/v1/embeddings": EMBEDDER}
 MODELS |= dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKER)
 """By path; the empty one is any other."""
 
+ENDLESS = "/v1/status/stream"
+"""Has no end to be waited for."""
+
 BODIES = 11
 """Operations with a body: their cases are without number, and those of the others few."""
 
@@ -69,6 +72,7 @@ def ask(
     command = [program, "--config-file", config, "run", document, "--url", system.url, "--seed", str(seed)]
     command += ["--max-examples", str(each), "--checks", ",".join(CHECKS), "--continue-on-failure"]
     command += ["--phases", "coverage,fuzzing" if first else "fuzzing", "--suppress-health-check", "all"]
+    command += ["--exclude-path", ENDLESS]
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
@@ -96,7 +100,7 @@ def run(system: System, program: Path, folder: Path, *, seed: int, cases: int) -
 
 def start(system: System) -> None:
     """The workers, until all of them serve."""
-    system.start_worker("--name", GENERATOR)
+    system.start_worker("--name", GENERATOR, "--images", "--videos")
     for name in (EMBEDDER, RANKER):
         system.start_worker("--model", str(model_folder(name)), module="worker")
     eventually(lambda: _loaded(system) == 3, within_s=START_S_MAX, what="all models are there")

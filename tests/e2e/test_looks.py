@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.questions import image_url, seeing_body
+from tests.faults.questions import image_url, seeing_body, seen_in
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.system import System, eventually, running_system
 
@@ -41,12 +41,17 @@ def asked(system: System, text: str, *numbers: int, **fields: object) -> Client:
     return client
 
 
+def seen(*numbers: int) -> list[str]:
+    """What is said of them."""
+    return [seen_in(image_url(number)) for number in numbers]
+
+
 def test_a_question_about_images_is_answered_and_the_next_one_encodes_nothing(system: System) -> None:
     text = "what is it !tokens=5"
     for _ in range(2):
         client = asked(system, text, 1, 2)
         wait_for([client], 30)
-        assert client.texts == [scripted(text, 5, images=2)]
+        assert client.texts == [scripted(text, 5, seen=seen(1, 2))]
     kept = images(system)
     assert (kept["kept"], kept["encoded"]) == (2, 2)
     assert 0 < kept["bytes"] < kept["bytes_max"]
@@ -56,9 +61,11 @@ def test_eight_who_ask_about_a_new_image_at_once_have_it_encoded_once(system: Sy
     texts = [f"what is it {'now ' * number}!look=200 !tokens=5" for number in range(8)]
     clients = [asked(system, text, 7) for text in texts]
     wait_for(clients, 30)
-    assert [client.texts for client in clients] == [[scripted(text, 5, images=1)] for text in texts]
+    assert [client.texts for client in clients] == [[scripted(text, 5, seen=seen(7))] for text in texts]
     kept = images(system)
-    assert (kept["encoded"], kept["hits"]) == (1, 7)
+    # Some may come so late that they begin with what was stored of the image.
+    assert kept["encoded"] == 1
+    assert kept["hits"] <= 7
 
 
 def test_streams_go_on_between_four_images(system: System) -> None:
@@ -66,7 +73,7 @@ def test_streams_go_on_between_four_images(system: System) -> None:
     wait_until_flowing([stream])
     client = asked(system, f"look !look={1000 * LOOK_S} !tokens=3", 1, 2, 3, 4)
     wait_for([client, stream], 60)
-    assert client.texts == [scripted("look !look !tokens", 3, images=4)]
+    assert client.texts == [scripted("look !look !tokens", 3, seen=seen(1, 2, 3, 4))]
     # Were they encoded in a row, it would be one long pause.
     assert len([end - begin for begin, end in stream.pauses if end - begin > LOOK_S / 2]) >= 4
 
@@ -80,7 +87,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_and_nobody_else(syste
     assert stream.texts == [scripted("!tokens=100", 100)]
     client = asked(system, "look !tokens=3", 1)
     wait_for([client], 30)
-    assert client.texts == [scripted("look !tokens", 3, images=1)]
+    assert client.texts == [scripted("look !tokens", 3, seen=seen(1))]
 
 
 def test_clearing_the_cache_forgets_images(system: System) -> None:

@@ -28,7 +28,7 @@ AT_ONCE = 64
 HANG_S = 60.0
 VANISH = 0.02
 GATEWAY_FLAGS = ("--body-timeout", "3", "--max-waiting", "2048")
-WORKER_FLAGS = ("--name", "fake", "--max-running", "64")
+WORKER_FLAGS = ("--name", "fake", "--max-running", "64", "--images", "--videos")
 LAST_EVENTS = {"message_stop", "error", "response.completed", "response.incomplete"}
 RELATED = {
     "logprobs": {"top_logprobs"},

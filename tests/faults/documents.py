@@ -9,6 +9,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from tests.images import MP4, data_url, picture
+
+PIXELS, FILM = data_url(picture()), data_url(MP4, "video/mp4")
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 VALUES: tuple[Any, ...] = (
@@ -50,7 +53,7 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
         (TEXT, scored), (TEXT, scored | streamed | {"max_tokens": 0, "logprobs": None}), *held_bodies(plain),
         (TEXT, {"prompt": "a", "guided_regex": "a|b"} | streamed), *responses_bodies(), *anthropics_bodies(),
         ("/tokenize", {"prompt": "a b", "add_special_tokens": False, "return_token_strs": True}),
-        ("/tokenize", {"messages": talk, **more}), ("/detokenize", {"tokens": [1, 2]}),
+        ("/tokenize", {"messages": talk, **more}), ("/detokenize", {"tokens": [1, 2]}), *seen_bodies(),
     ]  # fmt: skip
 
 
@@ -117,6 +120,35 @@ def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
         (RESPONSES, plain),
         (RESPONSES, plain | {"stream": True}),
     ]
+
+
+def seen_bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Images and videos, wherever they may be."""
+    encoded = PIXELS.partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": encoded}
+    block = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
+    linked = {"type": "image", "source": {"type": "url", "url": PIXELS}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    image = {"type": "image_url", "image_url": {"url": PIXELS, "detail": "low"}}
+    film = {"type": "video", "video": [PIXELS, PIXELS]}
+    clip = {"type": "video_url", "video_url": {"url": FILM}}
+    shown = {"type": "input_image", "image_url": PIXELS, "detail": "auto"}
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, image, film, clip]},
+        {"role": "assistant", "content": "b", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": PIXELS}]},
+    ]
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, shown, film, clip]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [shown]},
+    ]
+    return [
+        (CHAT, {"messages": talk, "max_tokens": 2}), ("/tokenize", {"messages": talk}),
+        (RESPONSES, {"input": items, "max_output_tokens": 2}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [result, block, linked]}], "max_tokens": 2}),
+    ]  # fmt: skip
 
 
 def held_bodies(plain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -8,18 +8,24 @@ import io
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from PIL import Image
 
 from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
+from tests.images import data_url
+from tests.models.drawings import COLOURS, SHAPES, drawn, file_of
 from tests.system import chat_body
+from worker.fake.eyes import DIGITS
 from worker.fake.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
 
 TOKENS_MAX = 150
 IMAGES_MAX, IMAGES_KNOWN = 3, 12
 LOOK_MS_MAX, PREFILL_MS_MAX = 20, 10
 TEXTS = ("Count from 1 to 60.", "Repeat: the quick brown fox.", "My name is Ida. What is my name?", "Hi")
+FOR_IMAGES = (("What colour is this image?", 1), ("Which shape is this?", 1), ("Compare the two images.", 2))
+"""Each with how many images there are."""
 FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Porto?", "Hi")
 SCHEMA = {
     "type": "object",
@@ -61,7 +67,7 @@ def of_the_scripted(dice: random.Random) -> Question:
     tokens, choices = dice.randint(1, TOKENS_MAX), dice.choice([1, 1, 1, 2])
     thinks, calls = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)]), dice.choice([0, 0, 1, 30])
     directions = [f"!tokens={tokens}", f"!think={thinks}", f"!call={calls}"]
-    images = dice.choice([0, dice.randint(1, IMAGES_MAX)])
+    images = _drawn_images(dice, dice.choice([0, dice.randint(1, IMAGES_MAX)]))
     if images:
         directions += [f"!look={dice.randint(1, LOOK_MS_MAX)}", f"!prefill={dice.randint(0, PREFILL_MS_MAX)}"]
     text = " ".join(["word"] * dice.randint(1, 9) + directions)
@@ -70,13 +76,12 @@ def of_the_scripted(dice: random.Random) -> Question:
         fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
     seed = int(str(fields.get("seed", 0)))
     seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
-    said = [scripted(text, tokens, each if seeded else 0, images) for each in seeds]
-    answers = [_answer(each, thinks, calls) for each in said]
+    seen = [*map(seen_in, images)]
+    said = [scripted(text, tokens, each if seeded else 0, seen, thinks) for each in seeds]
+    answers = [_answer(each, thinks, calls, len(seen)) for each in said]
     thoughts, texts, called = (list(channel) for channel in zip(*answers, strict=True))
     reasons = ["tool_calls" if any(_is_whole(call) for call in each) else "stop" for each in called]
-    body = (
-        chat_body(text, **fields) if not images else seeing_body(text, _drawn_images(dice, images), **fields)
-    )
+    body = seeing_body(text, images, **fields) if images else chat_body(text, **fields)
     return Question(body, thoughts, texts, called, reasons, choices * (tokens + 1))
 
 
@@ -93,6 +98,11 @@ def image_url(number: int) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def seen_in(url: str) -> str:
+    """What the scripted engine says of such an image."""
+    return f"png:{sha256(base64.b64decode(url.partition(',')[2])).hexdigest()[:DIGITS]}"
+
+
 def seeing_body(text: str, urls: Sequence[str], **fields: object) -> dict[str, object]:
     """A chat request with images, and a text behind them."""
     images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
@@ -100,11 +110,12 @@ def seeing_body(text: str, urls: Sequence[str], **fields: object) -> dict[str, o
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
-def _answer(said: str, thinks: int, calls: int) -> tuple[str, str, list[Call]]:
-    """What the scripted engine thinks, says and calls, of all its words."""
+def _answer(said: str, thinks: int, calls: int, seen: int) -> tuple[str, str, list[Call]]:
+    """What the scripted engine thinks, says and calls, of all its words. `seen`: images."""
     words = said.split()
     thoughts, words = words[:thinks], words[thinks:]
-    first, last = WORDS_BEFORE_CALLS, WORDS_BEFORE_CALLS + calls * CALL_TOKENS
+    first = seen + WORDS_BEFORE_CALLS
+    last = first + calls * CALL_TOKENS
     begins = range(first, min(last, len(words)), CALL_TOKENS)
     called = [_call(words[begin : begin + CALL_TOKENS]) for begin in begins]
     return _spoken(thoughts), _spoken(words[:first] + words[last:]), called
@@ -142,7 +153,16 @@ def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:
         fields |= {"max_tokens": dice.randint(20, TOKENS_MAX), "ignore_eos": dice.random() < 0.7}
         if number % 2:
             fields |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
-        yield chat_body(dice.choice(FOR_TOOLS if "tools" in fields else TEXTS), **fields)
+        if "tools" not in fields and dice.random() < 0.7:
+            question, images = dice.choice(FOR_IMAGES)
+            yield seeing_body(question, [_drawing(dice) for _ in range(images)], **fields)
+        else:
+            yield chat_body(dice.choice(FOR_TOOLS if "tools" in fields else TEXTS), **fields)
+
+
+def _drawing(dice: random.Random) -> str:
+    """As a `data:` URL."""
+    return data_url(file_of(drawn(dice.choice(SHAPES), dice.choice(list(COLOURS)))))
 
 
 def _answered(url: str, body: dict[str, object]) -> Question:

@@ -136,10 +136,13 @@ class Client(threading.Thread):
         return int(self.documents[-1]["usage"]["completion_tokens"])
 
 
-def scripted(text: str, tokens: int, seed: int = 0, images: int = 0) -> str:
-    """What the scripted engine answers a prompt: greedily, or with a seed where it draws."""
-    first = seed + 7 * (len(text.split()) + IMAGE_TOKENS * images)
-    return "".join(f"{WORDS[(first + 7 * number) % len(WORDS)]} " for number in range(tokens))
+def scripted(text: str, tokens: int, seed: int = 0, seen: Sequence[str] = (), thinks: int = 0) -> str:
+    """What the scripted engine answers a prompt: greedily, or with a seed where it draws. `seen`: what it
+    says of each image, behind as many words as it `thinks`."""
+    first = seed + 7 * (len(text.split()) + IMAGE_TOKENS * len(seen))
+    words = [WORDS[(first + 7 * number) % len(WORDS)] for number in range(tokens)]
+    words[thinks : thinks + len(seen)] = seen[: max(0, tokens - thinks)]
+    return "".join(f"{word} " for word in words)
 
 
 def ask(url: str, text: str, *, stream: bool = True, **fields: object) -> Client:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import failover
-from tests.faults.questions import image_url, seeing_body
+from tests.faults.questions import image_url, seeing_body, seen_in
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import Process, System, chat_body, eventually, running_system
 
@@ -121,7 +121,7 @@ def test_a_worker_killed_while_it_encodes_or_runs_an_image_costs_nobody_an_answe
         wait_for([*streams, seeing], 60)
         assert supervisor.deaths == 1
         assert_undisturbed(streams, 300)
-        assert seeing.texts == [scripted(text, 60, images=2)]
+        assert seeing.texts == [scripted(text, 60, seen=[seen_in(image_url(1)), seen_in(image_url(2))])]
 
 
 def test_a_worker_killed_in_the_middle_of_answers_about_images_costs_nobody_an_answer(tmp_path: Path) -> None:
@@ -137,7 +137,8 @@ def test_a_worker_killed_in_the_middle_of_answers_about_images_costs_nobody_an_a
         wait_until_flowing(seeing)
         supervisor.worker.kill()
         wait_for(seeing, 60)
-        assert [client.texts for client in seeing] == [[scripted(text, 300, images=1)] for text in texts]
+        for number, client in enumerate(seeing):
+            assert client.texts == [scripted(texts[number], 300, seen=[seen_in(image_url(number))])]
 
 
 def test_log_probabilities_go_on_too(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.models.tokenizer import save_tokenizer, train_tokenizer
 from tests.models.weights import SCALES, UNTIED, draw, loudness
 
 _MODULES = ["text", "vision", "perceiver", "projector", "audio"]
-_SCALED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5"}
+_SCALED = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5"}
 """Text models that have their output layer in their embedding."""
 _QWEN: Config = {"merge_size": 2, "temporal_patch_size": 2, "min_pixels": 32 * 32, "max_pixels": 96 * 96}
 
@@ -112,6 +112,23 @@ EYES: dict[str, Eyes] = {
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
         _turns("<start_of_image>", *_CHAT, "{{ '<|im_start|>assistant\\n' }}"),
         {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    ),
+    "gemma4-eyes": Eyes(
+        configs.gemma4,
+        {
+            "processor_config.json": {
+                "feature_extractor": {"feature_size": 16},
+                "image_processor": {"max_soft_tokens": 16, "patch_size": 16, "pooling_kernel_size": 2},
+            }
+        },
+        ("<|image>", "<image|>", "<|image|>", "<|audio|>"),
+        _turns("<|image|>", *_CHAT, "{{ '<|im_start|>assistant\\n' }}"),
+        {
+            "audio_token": "<|audio|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "image_token": "<|image|>",
+        },
     ),
     "mistral3-eyes": Eyes(
         configs.mistral3,

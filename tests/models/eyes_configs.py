@@ -65,6 +65,40 @@ def gemma3(ids: Ids) -> Config:
     return whole | named
 
 
+def gemma4(ids: Ids) -> Config:
+    """Gemma 4: inputs of each layer beside the embeddings, layers that share keys, images of any shape."""
+    text = _text("gemma4_text", ids) | {
+        "global_head_dim": 16,
+        "head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 24,
+        "tie_word_embeddings": True,
+        "use_double_wide_mlp": False,
+        "vocab_size_per_layer_input": VOCABULARY,
+    }
+    vision = _vision("gemma4_vision") | {
+        "default_output_length": 16,
+        "global_head_dim": 16,
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+        "patch_size": 16,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 64,
+    }
+    named = {
+        "audio_token_id": ids["<|audio|>"],
+        "boi_token_id": ids["<|image>"],
+        "eoi_token_id": ids["<image|>"],
+        "hidden_size": 64,
+        "image_token_id": ids["<|image|>"],
+        "vision_soft_tokens_per_image": 16,
+    }
+    return _whole("Gemma4ForConditionalGeneration", "gemma4", text, vision, ids) | named
+
+
 def mistral3(ids: Ids) -> Config:
     """Mistral 3: images of any size, each row of patches with a mark behind it."""
     text = _text("mistral", ids) | {"head_dim": 16}

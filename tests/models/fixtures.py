@@ -16,6 +16,8 @@ _SOURCES = (
     "encoders.py",
     "eyes.py",
     "eyes_configs.py",
+    "families.py",
+    "family_sizes.py",
     "make.py",
     "tokenizer.py",
     "weights.py",

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 from mlx_vlm import generate, load
 from mlx_vlm.prompt_utils import apply_chat_template
-from PIL import Image, ImageDraw
+from PIL import Image
 
+from tests.models.drawings import COLOURS, SHAPES, drawn, plain
 from worker.pocket import MODEL_PATH
-
-COLOURS = {"red": (220, 20, 20), "green": (20, 160, 40), "blue": (30, 60, 220), "yellow": (240, 220, 20)}
-SHAPES = ("circle", "square", "triangle", "cross")
-SIZE = 64
 
 
 @cache
@@ -33,26 +30,6 @@ def ask(question: str, folder: Path, *images: Image.Image) -> str:
         files.append(str(folder / f"{number}.png"))
     prompt = apply_chat_template(processor, model.config, question, num_images=len(files))
     return str(generate(model, processor, prompt, image=files, max_tokens=40, verbose=False).text).strip()
-
-
-def plain(colour: str) -> Image.Image:
-    return Image.new("RGB", (SIZE, SIZE), COLOURS[colour])
-
-
-def drawn(shape: str, colour: str = "blue") -> Image.Image:
-    image = Image.new("RGB", (SIZE, SIZE), "white")
-    pen = ImageDraw.Draw(image)
-    match shape:
-        case "circle":
-            pen.ellipse((14, 14, 50, 50), fill=COLOURS[colour])
-        case "square":
-            pen.rectangle((15, 15, 49, 49), fill=COLOURS[colour])
-        case "triangle":
-            pen.polygon(((32, 12), (12, 50), (52, 50)), fill=COLOURS[colour])
-        case _:
-            pen.rectangle((26, 12, 38, 52), fill=COLOURS[colour])
-            pen.rectangle((12, 26, 52, 38), fill=COLOURS[colour])
-    return image
 
 
 @pytest.mark.parametrize("colour", COLOURS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model
 from tokenizers import Tokenizer
 
+from tests.models.configs import VOCABULARY
 from tests.models.tokenizer import ADDED_TOKENS, token_bytes
 
 _LOUD = 1.0
@@ -26,7 +28,18 @@ _QUIET = 0.1
 _QUERY_KEY_NORM = 1.7
 
 # The names that upstream's models give to one and the same thing.
-_EMBEDDINGS = ("embed_tokens", "embedding", "embeddings", "word_embeddings")
+_EMBEDDINGS = (
+    "embed_tokens",
+    "embedding",
+    "embeddings",
+    "word_embeddings",
+    "tok_embeddings",
+    "token_embeddings",
+    "embed_in",
+    "embed",
+    "wte",
+)
+_HEADS = ("lm_head.weight", "lm_head.linear.weight", "lm_head", "embed_out.weight", "output.weight")
 _FINAL_NORMS = ("model.norm", "norm_f", "final_layernorm", "final_norm", "embedding_norm", "output_norm")
 _OUTLETS = (
     "o_proj",
@@ -97,18 +110,34 @@ def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dic
     shapes = {name: array.shape for name, array in tree_flatten(new_model(config).parameters())}
     if config["tie_word_embeddings"]:
         # Gemma 3's constructor makes an output layer that loading drops again.
-        shapes.pop("lm_head.weight", None)
-    scales = SCALES.get(config["model_type"], _TIED if config["tie_word_embeddings"] else UNTIED)
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
+    output = _output_of(shapes)
+    scales = SCALES.get(config["model_type"], UNTIED if output.endswith(_HEADS) else _TIED)
     with mx.stream(mx.cpu):
         keys = mx.random.split(mx.random.key(seed), len(shapes))
         weights = {
             name: draw(name, shapes[name], key, scales)
             for name, key in zip(sorted(shapes), keys, strict=True)
         }
-        output = next(name for name in shapes if name.endswith(_output_names(config)))
+        for record in config.get("modules", ()):
+            weights |= _packed(f"language_model.{record['path']}", record["block"], weights, config)
         weights[output] *= mx.array(loudness(tokenizer, weights[output].shape[0]))[:, None]
         mx.eval(weights)
     return weights
+
+
+def _packed(
+    name: str, block: int, weights: Mapping[str, mx.array], config: dict[str, Any]
+) -> dict[str, mx.array]:
+    """A layer of two bits behind a Hadamard rotation, which is as random with any signs."""
+    rows, words = weights[f"{name}.weight"].shape
+    width = words * 16
+    plain = mx.random.uniform(-1, 1, (rows, width), key=mx.random.key(block)) * _spread(1 / math.sqrt(width))
+    sizes = {key: config["quantization"][key] for key in ("bits", "group_size")}
+    weight, scales, biases = mx.quantize(plain.astype(mx.float16), **sizes)
+    signs = mx.where(mx.arange(width) % 3 == 0, -1.0, 1.0)
+    parts = {"weight": weight, "scales": scales, "biases": biases, "signs": signs}
+    return {f"{name}.{part}": array for part, array in parts.items()}
 
 
 def loudness(tokenizer: Tokenizer, rows: int) -> list[float]:
@@ -132,10 +161,11 @@ def _loudness_of(piece: bytes) -> float:
     return _LOUD if visible else _QUIET
 
 
-def _output_names(config: dict[str, Any]) -> tuple[str, ...]:
-    if config["tie_word_embeddings"]:
-        return tuple(f"{name}.weight" for name in _EMBEDDINGS)
-    return ("lm_head.weight",)
+def _output_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The output layer, or the embeddings where these are it."""
+    embeddings = tuple(f"{name}.weight" for name in _EMBEDDINGS)
+    large = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] >= VOCABULARY]
+    return next(name for ends in (_HEADS, embeddings) for name in large if name.endswith(ends))
 
 
 def draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
@@ -162,17 +192,17 @@ def _distribution(name: list[str], shape: tuple[int, ...], scales: Scales) -> tu
             return scales.final_norm - scales.norm_offset, 0.1 * scales.final_norm
         case [*_, "q_norm" | "k_norm", _]:
             return _QUERY_KEY_NORM - scales.norm_offset, 0.2
-        case _ if len(shape) <= 1 or name[-2].endswith("norm"):
+        case _ if len(shape) <= 1 or (len(name) > 1 and name[-2].endswith("norm")):
             return 1.0 - scales.norm_offset, 0.1
         case _:
             return 0.0, _spread(_deviation(name, shape, scales))
 
 
 def _deviation(name: list[str], shape: tuple[int, ...], scales: Scales) -> float:
+    if ".".join(name).endswith(_HEADS):
+        return scales.head
     if name[-2] in _EMBEDDINGS:
         return scales.embedding
-    if name[-2] == "lm_head":
-        return scales.head
     if name[-2] in ("q_proj", "q_b_proj"):
         return scales.query / math.sqrt(shape[-1])
     if name[-2] in _OUTLETS:

@@ -49,6 +49,7 @@ from protocol.parts import (
     Media,
     PrefixStatus,
     PromptToken,
+    Resources,
     Reuse,
     RowStatus,
     Sampling,
@@ -187,6 +188,7 @@ FULL: list[Message] = [
                 seconds=2.5,
                 first_token_s=0.25,
                 reuse=REUSE,
+                preemptions=2,
             ),
             RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
         ],
@@ -203,6 +205,13 @@ FULL: list[Message] = [
             reused_tokens=2**32,
             misses={"diverged": 30, "evicted": 10},
             top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+        ),
+        resources=Resources(
+            resident_bytes=2**34,
+            device_bytes=2**35,
+            device_peak_bytes=2**36,
+            device_spare_bytes=2**30,
+            uptime_s=86400.5,
         ),
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
     ),
@@ -610,7 +619,6 @@ BEFORE_TEXTS: list[Message] = [
     ),
 ]
 """As `FULL` before there were models that answer with numbers."""
-
 BEFORE_VIDEOS: list[Message] = [
     Generate(
         incarnation=GATEWAY,
@@ -739,6 +747,45 @@ BEFORE_IMAGES: list[Message] = [
 ]
 """As `FULL` before encoded images were kept."""
 
+BEFORE_RESOURCES: list[Message] = [
+    Heartbeat(
+        incarnation=WORKER,
+        running=3,
+        waiting=70000,
+        steps=2**40,
+        cache_bytes=2**36,
+        rows=[
+            RowStatus(
+                id="chatcmpl-1",
+                phase="decode",
+                prompt_tokens=300,
+                prefilled=300,
+                answered=12,
+                seconds=2.5,
+                first_token_s=0.25,
+                reuse=REUSE,
+            ),
+            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+        ],
+        prefix=PrefixStatus(
+            ram_bytes=2**32,
+            ram_limit=2**33,
+            disk_bytes=2**34,
+            disk_limit=2**35,
+            blocks=90,
+            snapshots=7,
+            lookups=1000,
+            hits=960,
+            prompt_tokens=2**33,
+            reused_tokens=2**32,
+            misses={"diverged": 30, "evicted": 10},
+            top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+        ),
+        images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
+    ),
+]
+"""As `FULL` before workers told what they take."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -753,6 +800,7 @@ KINDS = {
     "before_texts": BEFORE_TEXTS,
     "before_videos": BEFORE_VIDEOS,
     "before_images": BEFORE_IMAGES,
+    "before_resources": BEFORE_RESOURCES,
     "before_laps": BEFORE_LAPS,
 }
 

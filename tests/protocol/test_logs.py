@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from protocol import logs
+from protocol.about import about
 
 log = logging.getLogger("tests.logs")
 
@@ -67,6 +68,27 @@ def test_a_line_for_a_machine_is_one_json_object(capsys: pytest.CaptureFixture[s
     assert line["process"] == "gateway"
     assert line["message"] == 'said "駅 \x00 \u2028"\nand went'
     assert before - 0.001 <= line["time"] <= time.time() + 0.001
+
+
+def test_what_a_line_is_about_is_told_to_machines_and_never_in_the_place_of_its_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("gateway", "json")
+    log.info("a 200", extra=about("chatcmpl-1", request_id="req_1", seconds=0.5, message="another"))
+    log.info("nobody's", extra=about())
+    first, second = documents(capsys)
+    assert (first["id"], first["request_id"], first["seconds"]) == ("chatcmpl-1", "req_1", 0.5)
+    assert first["message"] == "a 200"
+    assert second.keys() == {"time", "level", "process", "message"}
+
+
+def test_people_are_told_what_a_client_was_told_its_request_is_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("gateway")
+    log.info("a 200", extra=about("a", request_id="req_1", seconds=0.5))
+    log.info("b 200", extra=about("b"))
+    assert [line.split("gateway  ")[1] for line in lines(capsys)] == ["a 200 [req_1]", "b 200"]
 
 
 def test_a_file_name_that_is_no_unicode_does_not_cost_the_line(capsys: pytest.CaptureFixture[str]) -> None:

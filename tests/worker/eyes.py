@@ -87,12 +87,19 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def inputs_of(name: str, question: Question) -> dict[str, mx.array]:
+def inputs_of(name: str, question: Question) -> dict[str, Any]:
     """What upstream's processor makes of the whole prompt, arrays by name."""
     _, processor = upstream(name)
     # Without padding, which LLaVA's hands on to an image processor that refuses it.
     said = processor(text=[rendered(name, question)], images=_opened(question) or None)
-    return {key: mx.array(np.array(value)) for key, value in said.items() if np.ndim(value)}
+    return {key: _tensor(value) for key, value in said.items() if hasattr(value, "__len__")}
+
+
+def _tensor(value: Any) -> Any:
+    """An array, or a list of them where images differ in size."""
+    if isinstance(value, list) and len({np.shape(each) for each in value}) > 1:
+        return [mx.array(np.array(each)) for each in value]
+    return mx.array(np.array(value))
 
 
 def _opened(question: Question) -> list[Image.Image]:

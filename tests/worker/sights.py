@@ -1,19 +1,33 @@
-"""Vision models as the worker loads them, and requests with images as it is sent them."""
+"""Vision models as the worker loads them, and requests with images as it is sent them.
+
+    python -m tests.worker.sights --first-seed 0 --seeds 50
+
+asks every family for rows with and without images, joining, leaving and cut at random, and compares what they
+say with upstream alone.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.parts import Media, Sampling
-from tests.worker.eyes import Question, folder_of
-from worker.contract import Model, Prepared, Preparer
+from tests.models.eyes import EYES
+from tests.worker.eyes import POCKET, Question, answer, draw_question, folder_of
+from worker.contract import Draw, Engine, Model, Prepared, Preparer
 from worker.models.load import ModelLoader
 
+NAMES = (*EYES, POCKET)
 CONTEXT_TOKENS = 4096
+IMAGES = (0, 1, 3, 0, 1, 2)
+TOKENS_MAX = 12
 
 
 @cache
@@ -40,3 +54,101 @@ def request(id: str, question: Question, **fields: Any) -> Generate:
 
 def prepared(name: str, id: str, question: Question, **fields: Any) -> Prepared:
     return preparer(name).prepare(request(id, question, **fields), question.images)
+
+
+# --- rows ---
+
+
+@dataclass(frozen=True)
+class Job:
+    question: Question
+    request: Prepared
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        return self.request.id
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.request.tokens
+
+    def expected(self, model: str) -> list[int]:
+        return alone(model, self.question)[: self.tokens]
+
+
+@cache
+def alone(model: str, question: Question) -> list[int]:
+    return answer(model, question, TOKENS_MAX)
+
+
+@cache
+def jobs_of(model: str, seed: int) -> tuple[Job, ...]:
+    rng = random.Random(seed)
+    questions = [draw_question(rng, images) for images in IMAGES]
+    return tuple(
+        Job(question, prepared(model, f"row {index}", question), rng.randint(1, TOKENS_MAX))
+        for index, question in enumerate(questions)
+    )
+
+
+def open_row(engine: Engine, job: Job) -> None:
+    """As the schedule does it: images are encoded once, and shown before anything is run."""
+    for picture in job.request.pictures:
+        engine.look(picture)
+    if job.request.pictures:
+        engine.show(job.name, job.prompt, job.request.pictures)
+
+
+def play(engine: Engine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
+    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done."""
+    waiting, prefilled = list(jobs), dict[str, int]()
+    by_name = {job.name: job for job in waiting}
+    answers: dict[str, list[int]] = {}
+    while waiting or prefilled or any(len(answers[name]) < by_name[name].tokens for name in answers):
+        if waiting and rng.random() < 0.4:
+            job = waiting.pop(0)
+            open_row(engine, job)
+            prefilled[job.name] = 0
+        for name in list(prefilled):
+            job, done = by_name[name], prefilled[name]
+            if done == len(job.prompt) - 1:
+                engine.start(name, job.prompt, len(job.prompt), Draw())
+                answers[name] = []
+                del prefilled[name]
+            else:
+                chunk = job.prompt[done : min(done + rng.randint(1, 40), len(job.prompt) - 1)]
+                engine.prefill({name: chunk})
+                prefilled[name] += len(chunk)
+        for name, token in engine.step().tokens.items():
+            answers[name].append(token)
+            if len(answers[name]) == by_name[name].tokens:
+                engine.drop(name)
+    return answers
+
+
+def wrong(model: str, seed: int) -> list[str]:
+    """The rows that say something else than upstream alone."""
+    jobs = jobs_of(model, seed)
+    answers = play(loaded(model).engine, jobs, random.Random(seed))
+    return [job.name for job in jobs if answers[job.name] != job.expected(model)]
+
+
+def main() -> int:
+    """The status: whether a row was wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=10)
+    asked = parser.parse_args()
+    failed = 0
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+        for model in NAMES:
+            if rows := wrong(model, seed):
+                failed += 1
+                print(f"seed {seed}: {model}: {', '.join(rows)}", flush=True)
+    print(f"{asked.seeds} seeds, {failed} wrong")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

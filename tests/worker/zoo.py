@@ -104,8 +104,11 @@ class Life:
     that the last step has fed: those that the next one must return a token of.
     """
 
-    def __init__(self, engine: Engine, jobs: Sequence[Job], rng: random.Random) -> None:
-        self._engine, self._rng = engine, rng
+    def __init__(
+        self, engine: Engine, jobs: Sequence[Job], rng: random.Random, *, whole: bool = False
+    ) -> None:
+        """`whole`: prompts are run in one piece, which no other row's or an earlier one's is a part of."""
+        self._engine, self._rng, self._whole = engine, rng, whole
         self._jobs = {job.name: job for job in jobs}
         self._waiting = list(self._jobs)
         self._prefilled: dict[str, int] = {}
@@ -135,7 +138,7 @@ class Life:
 
     def _arrive(self) -> None:
         for name in list(self._waiting):
-            parents = [row for row in self._prefilled if self._may_begin_as(name, row)]
+            parents = [row for row in self._prefilled if not self._whole and self._may_begin_as(name, row)]
             if parents and self._rng.random() < 0.8:
                 parent = self._rng.choice(parents)
                 self._engine.fork(parent, name)
@@ -187,7 +190,7 @@ class Life:
         for name, done in self._prefilled.items():
             left = self._tokens(name)[done:-1]
             if left and self._rng.random() < 0.7:
-                chunks[name] = left[: self._rng.randint(1, 50)]
+                chunks[name] = left if self._whole else left[: self._rng.randint(1, 50)]
         if not chunks:
             return
         self._engine.prefill(chunks)
@@ -269,33 +272,56 @@ def load(architecture: str) -> Model:
     return ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
 
 
+@dataclass(frozen=True)
+class Played:
+    """What came of a scenario. `seen`: which of `DISTURBANCES` came about; `tokens`: how many different
+    ones upstream's liveliest answer has."""
+
+    differences: list[Difference]
+    seen: set[str]
+    tokens: int
+
+
 def differences(
     model: Model, architecture: str, seed: int, oracle: Oracle, rows: int = ROWS, *, is_whole: bool = False
 ) -> list[Difference]:
+    """Play one scenario. `is_whole`: all that can happen to a row is expected to happen in it."""
+    played = play(model, architecture, seed, oracle, rows)
+    assert not is_whole or played.seen == possible(model), f"seed {seed} is of a calm life"
+    return played.differences
+
+
+def possible(model: Model) -> set[str]:
+    """What can happen to the rows of a model."""
+    return DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
+
+
+def play(
+    model: Model, architecture: str, seed: int, oracle: Oracle, rows: int = ROWS, *, whole: bool = False
+) -> Played:
     """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone.
 
-    `is_whole`: all that can happen to a row is expected to happen in it.
+    `whole`: with prompts in one piece, and none preempted.
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
     greedy = [job for job in jobs if _is_greedy(job)]
     requests = [_question(job) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
-    life = Life(model.engine, jobs, rng)
+    life = Life(model.engine, jobs, rng, whole=whole)
     try:
-        said = life.play()
+        said = life.play(calm=whole)
     finally:
         answers = oracle.hear()  # or the next one to ask would be given them
-    possible = DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
-    assert not is_whole or life.seen == possible, f"seed {seed} is of a calm life"
     for job in jobs:
         if isinstance(job.draw.grammar, RuleGrammar):
             job.draw.grammar.check(said[job.name])
     alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
     for job in jobs:
         if job.name not in alone:
-            alone |= Life(model.engine, [job], rng).play(calm=True)
-    return [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
+            alone |= Life(model.engine, [job], rng, whole=whole).play(calm=True)
+    found = [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
+    return Played(found, life.seen, max(len(set(answer["tokens"])) for answer in answers))
 
 
 def _is_greedy(job: Job) -> bool:

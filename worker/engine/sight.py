@@ -22,7 +22,7 @@ from worker.pictures import Blob, Picture
 
 _ALIGNED = ("inputs_embeds", "per_layer_inputs")
 """What upstream gives out for each token, [1, tokens, …]."""
-_PIXELS = ("pixel_values", "pixel_values_videos")
+PIXELS = ("pixel_values", "pixel_values_videos")
 _GRIDS = ("image_grid_thw", "video_grid_thw")
 
 

@@ -3,8 +3,10 @@
 It stands beside the real engine behind the same contract, so service, loop, scheduler and wire are the real
 ones. Tests of the gateway and of faults run on it: `python -m worker.fake --endpoint … [--step-ms N]`.
 
-A prompt's tokens are the words of its text. The answer's token at a position is a pure function of seed and
-position, as the real engine promises. Words that begin with `!` are directions:
+A prompt's tokens are the words of its text, and a few for each image or video; the answer begins with a
+word for each: what it is, its bytes' digest and how large it may be (`png:1a2b3c4d`, `jpeg:5e6f7a8b/262144`).
+The answer's token at a position is a pure function of seed and position, as the real engine promises. Words
+that begin with `!` are directions:
 
     !tokens=N   answer with N tokens (else 32)         !slow=MS    a step with this row aboard takes so long
     !die=N      the process is killed at token N        !hang=N    the model thread blocks for good at token N

@@ -25,6 +25,7 @@ def main() -> int:
         configured.broken,
         configured.crowded,
         configured.model,
+        configured.videos,
     )
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,

@@ -26,7 +26,8 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     load_s: Annotated[float, Meta(ge=0, description="how long loading takes")] = 0.0
     stall_timeout_s: Annotated[float, Meta(gt=0, description="seconds without a step")] = 120.0
     drain_timeout_s: Annotated[float, Meta(ge=0, description="seconds that rows get to end")] = 10.0
-    images: Annotated[bool, Meta(description="claims to take images")] = False
+    images: Annotated[bool, Meta(description="takes images")] = False
+    videos: Annotated[bool, Meta(description="takes videos")] = False
     broken: Annotated[bool, Meta(description="cannot be loaded")] = False
     crowded: Annotated[bool, Meta(description="does not fit into memory now")] = False
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"

@@ -25,6 +25,7 @@ class FakeLoader:
     broken: bool = False
     crowded: bool = False
     identity: str = ""
+    videos: bool = False
 
     def load(self, progress: Progress) -> Model:
         if self.broken:
@@ -37,7 +38,11 @@ class FakeLoader:
         scripts: MutableMapping[str, Script] = WeakValueDictionary()
         return Model(
             facts=Facts(
-                self.name, CONTEXT_LENGTH, 0, Capabilities(images=self.images), identity=self.identity
+                self.name,
+                CONTEXT_LENGTH,
+                0,
+                Capabilities(images=self.images, videos=self.videos),
+                identity=self.identity,
             ),
             engine=FakeEngine(scripts, self.step_ms),
             open_preparer=lambda context_length: FakePreparer(scripts, context_length),

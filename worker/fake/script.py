@@ -29,6 +29,8 @@ class Script:
     text: str | None = None
     think: int = 0
     call: int = 0
+    seen: tuple[str, ...] = ()
+    """A word for each image and video: the answer begins with them."""
 
     @classmethod
     def read(cls, text: str) -> Script:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol.conversation import unpack
@@ -13,7 +13,8 @@ from protocol.messages import Generate
 from protocol.parts import CallDelta, Tokenizing
 from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
 from worker.fake.engine import END, WORDS
-from worker.fake.pictures import pictures_in, with_keys
+from worker.fake.eyes import seen
+from worker.fake.pictures import IMAGE_TOKENS, pictures_in, with_keys
 from worker.fake.script import Script
 
 CONTEXT_LENGTH = 8192
@@ -42,7 +43,9 @@ class FakePreparer:
         script = Script.read(text)
         if script.bad:
             raise ValueError("scripted: cannot be prepared")
-        pictures = pictures_in(unpack(request).messages or [], request.media, media, script)
+        messages = unpack(request).messages or []
+        script = replace(script, seen=tuple(seen(messages, request.media, media)))
+        pictures = pictures_in(messages, request.media, media, script)
         tokens = with_keys(_tokens(request, text), pictures) or (1,)
         room = self.context_length - len(tokens)
         if room < 1:
@@ -76,7 +79,7 @@ class FakePreparer:
 
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
         wanted, text = request.tokenizing or Tokenizing(), _text(request)
-        tokens = _tokens(request, text)
+        tokens = (*_tokens(request, text), *(1,) * IMAGE_TOKENS * len(request.media))
         return Tokenized(
             id=request.id,
             count=len(tokens),
@@ -114,7 +117,7 @@ def _word(token: int) -> str:
 @dataclass(slots=True)
 class FakePipeline:
     """Tokens are whole words, so nothing has to be held back; stop strings are the real pipeline's matter.
-    Thoughts come first, then some words, then calls, and what is left is words again."""
+    Thoughts come first, then what is seen, some words, calls, and what is left is words again."""
 
     script: Script
     request: str = ""
@@ -128,8 +131,10 @@ class FakePipeline:
         if self.reasoning_tokens < self.script.think:
             self.reasoning_tokens += 1
             return Growth(reasoning=self._said(token), is_content=False)
-        call, place = divmod(self._answered - WORDS_BEFORE_CALLS, CALL_TOKENS)
-        self._answered += 1
+        number, self._answered = self._answered, self._answered + 1
+        if number < len(self.script.seen):
+            return Growth(self.script.seen[number] + " ")
+        call, place = divmod(number - len(self.script.seen) - WORDS_BEFORE_CALLS, CALL_TOKENS)
         if not 0 <= call < self.script.call:
             return Growth(self._said(token))
         return Growth(is_content=False, calls=(self._called(call, place, token),))

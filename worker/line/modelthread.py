@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from protocol.messages import Loading, Message, Ready, Request
+from protocol.parts import Resources
 from protocol.tasks import require, task_of
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
@@ -33,9 +33,6 @@ from worker.texts import TextsPreparer
 
 log = logging.getLogger(__name__)
 
-PROGRESS_S = 2.0
-"""So often the log is told how far a load has come."""
-
 
 class ModelThread:
     """What other threads may know of it is in its public attributes; `inbox` is how they tell it anything."""
@@ -46,9 +43,11 @@ class ModelThread:
         settings: WorkerSettings,
         incarnation: str,
         outbox: Outbox,
+        device_memory: Callable[[], Resources] = Resources,
         laps: Laps | None = None,
     ) -> None:
-        """`laps`: of the process's start, which end here."""
+        """`device_memory`: what the model's arrays take; asked on the thread itself. `laps`: of the process's
+        start, which end here."""
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.counters = Counters()
         self.pool: PreparerPool | None = None
@@ -59,9 +58,9 @@ class ModelThread:
         self._settings = settings
         self._incarnation = incarnation
         self._outbox = outbox
+        self._device_memory = device_memory
         self._laps = laps or Laps()
         self._loaded = 0, 0
-        self._told_at = time.monotonic()
         self._ready: Ready | None = None
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
@@ -115,10 +114,6 @@ class ModelThread:
     def _report_progress(self, done: int, total: int) -> None:
         self._loaded = done, total
         self._outbox.put(self._loading())
-        now = time.monotonic()
-        if done < total and now - self._told_at >= PROGRESS_S:
-            self._told_at = now
-            log.info("loading: %.0f%% of %.1f GB", 100 * done / total, total / 1e9)
 
     def _loading(self) -> Loading:
         done, total = self._loaded
@@ -146,6 +141,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
+            device_memory=self._device_memory,
         )
 
     def _make_encoding_loop(self, model: EncodingModel) -> EncodingLoop:
@@ -159,6 +155,7 @@ class ModelThread:
             inbox=self.inbox,
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             counters=self.counters,
+            device_memory=self._device_memory,
         )
 
     def _open_pool(self, open_preparer: Callable[[], Preparer | TextsPreparer]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.messages import Request
 from protocol.tasks import runs_nothing
@@ -70,7 +71,7 @@ class PreparerPool:
         except RequestError as error:
             outcome = error
         except Exception as error:  # the request boundary: its fault, its failure
-            log.exception("%s could not be prepared", request.id)
+            log.exception("%s could not be prepared", request.id, extra=about(request.id))
             name = type(error).__name__
             outcome = RequestError(Code.INTERNAL_ERROR, f"The request could not be prepared ({name}).")
         done(request.id, outcome)

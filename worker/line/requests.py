@@ -6,6 +6,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterable, Sequence
 
+from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Message, Request, failed
 from protocol.parts import Usage
@@ -49,7 +50,8 @@ class Requests:
     def take(self, request: Request, media: Sequence[bytes]) -> None:
         """It is prepared, or refused at once."""
         if request.id in self._open:
-            log.warning("%s: is here already", request.id)  # its one flight hears from the first
+            # Its one flight hears from the first.
+            log.warning("%s: is here already", request.id, extra=about(request.id))
             return
         self._open.add(request.id)
         pool = self._model.pool

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 
 from protocol import logbook, sockets
@@ -35,6 +36,7 @@ from protocol.messages import (
     Welcome,
     new_incarnation,
 )
+from protocol.parts import Resources
 from protocol.startline import Starting
 from protocol.workersettings import WorkerSettings
 from worker.contract import Loader, ModelError
@@ -44,6 +46,7 @@ from worker.line.exits import EXIT_BROKEN, status_of
 from worker.line.modelthread import ModelThread
 from worker.line.outbox import Outbox
 from worker.line.requests import Requests
+from worker.line.resources import Meter
 from worker.schedule.commands import Clear
 
 log = logging.getLogger(__name__)
@@ -55,7 +58,13 @@ STOP_WAIT_S = 2.0
 class Service:
     """One worker process. `run` returns its exit status."""
 
-    def __init__(self, loader: Loader, settings: WorkerSettings, laps: Laps | None = None) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        settings: WorkerSettings,
+        device_memory: Callable[[], Resources] = Resources,
+        laps: Laps | None = None,
+    ) -> None:
         """`laps`: of the process's start. Connects in the background. Raises `sockets.EndpointError`."""
         self._loader = loader
         self._settings = settings
@@ -64,7 +73,7 @@ class Service:
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
         self._line = Line(endpoint, self._incarnation, curve)
         self._outbox = Outbox()
-        self._model = ModelThread(loader, settings, self._incarnation, self._outbox, laps)
+        self._model = ModelThread(loader, settings, self._incarnation, self._outbox, device_memory, laps)
         self._requests = Requests(
             self._incarnation, model=self._model, say=self._line.say, wake=self._outbox.wake
         )
@@ -74,6 +83,7 @@ class Service:
         self._drain_until: float | None = None
         self._turned_away: ModelError | None = None
         self._last_step = 0, time.monotonic()
+        self._meter = Meter()
         self._logbook = logbook.Logbook(os.environ)
         self._starting = Starting.find(os.environ)
 
@@ -215,6 +225,7 @@ class Service:
                 cache_bytes=counters.cache_bytes,
                 rows=counters.rows,
                 prefix=counters.prefix,
+                resources=self._meter.read(counters.device),
                 images=counters.images,
             )
         )

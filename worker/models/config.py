@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,9 @@ _VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
 
 ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})
 """Architectures that read texts and write none: mlx-vlm's."""
+
+_MODULE = re.compile(r"[\w-]+")
+"""A module of mlx-lm's folder of models, by its file: `lfm2-vl` is no identifier."""
 
 Kind = Literal["text", "vision"]
 
@@ -93,7 +97,10 @@ def sees(config: ModelConfig) -> bool:
 
 
 def _is_module(package: str, module: str) -> bool:
-    return module.isidentifier() and importlib.util.find_spec(f"{package}.models.{module}") is not None
+    return (
+        _MODULE.fullmatch(module) is not None
+        and importlib.util.find_spec(f"{package}.models.{module}") is not None
+    )
 
 
 def _read_object(file: Path, name: str) -> dict[str, Any]:

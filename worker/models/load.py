@@ -6,6 +6,7 @@ the handler, because a traceback keeps every local of the frames it passed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.naming import name_of
+from protocol.parts import Resources
 from protocol.tasks import Task
 from worker.contract import (
     Draw,
@@ -35,6 +37,7 @@ from worker.models.tasks import find_task
 if TYPE_CHECKING:
     from worker.models.eyes import Eyes
     from worker.models.memory import Budget
+    from worker.models.rehearsal import Open
     from worker.models.tokenizers import Tokenizers
 
 log = logging.getLogger(__name__)
@@ -96,16 +99,23 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
+        told = _versions(model.facts) | _preparing(folder, model.facts)
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
-            fingerprint=fingerprint(folder / "config.json", files, _versions(model.facts)),
+            fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
         self._laps.lap("fingerprint")
         log.info("%s", describe(model.facts, config, task, weight_bytes))
         return model
+
+    def device_memory(self) -> Resources:
+        """What the model's arrays take. On the model thread."""
+        from worker.models import memory
+
+        return memory.taken()
 
     def _inspect(self, folder: Path) -> ModelConfig:
         config = read_config(folder, self.name)
@@ -121,7 +131,8 @@ class ModelLoader:
         most = self._within_share(look().total if limit is None else limit)
         if weight_bytes > most.usable:
             raise ModelError(
-                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized model."
+                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized "
+                "model: `roundhouse pull` names some that fit."
             )
         if limit is not None:
             return most
@@ -152,7 +163,8 @@ class ModelLoader:
             return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
-        except Exception as error:  # the load's boundary: whatever it is, the model is at fault
+        # A family of upstream's leaves the process where a package is not installed.
+        except (Exception, SystemExit) as error:  # the load's boundary: whatever it is, the model is at fault
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
 
@@ -169,17 +181,23 @@ class ModelLoader:
             from worker.models import memory
 
             memory.release()
-            if not reads(config):
-                raise ModelError(f"{self.name}: {reason}")
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
         return self._reading(folder, config, tokenizers, progress)
 
     def _reading(
         self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
     ) -> Model:
-        network = load_weights(folder, progress)
+        from worker.models.rehearsal import open_text
+
+        if reads(config):
+            network, opened = load_weights(folder, progress), open_text
+        else:
+            from worker.models.vision import load_network
+
+            network, opened = load_network(folder), load_network
+            evaluate(network, progress)
         self._laps.lap("weights")
-        return self._built(folder, config, network, tokenizers)
+        return self._built(folder, config, network, opened, tokenizers)
 
     def _seeing(
         self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
@@ -202,8 +220,8 @@ class ModelLoader:
                 lambda: try_eyes(eyes, processor, network, folder),
             )
             laps.lap("eyes")
-            return self._built(folder, config, network, tokenizers, eyes), ""
-        except Exception as error:  # the load's boundary, as in `_attempt`
+            return self._built(folder, config, network, load_network, tokenizers, eyes), ""
+        except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
 
@@ -212,19 +230,25 @@ class ModelLoader:
         folder: Path,
         config: ModelConfig,
         network: Any,
+        opened: Open,
         tokenizers: Tokenizers,
         eyes: Eyes | None = None,
     ) -> Model:
-        """The model around a network whose weights are there, tried and warm."""
-        from worker.engine.caches.proof import prove
+        """The model around a network whose weights are there, tried and warm. `opened`: how it was loaded."""
+        from worker.engine.caches.trial import find_abilities
+        from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
         from worker.models.trials import Trials, key_of
 
         laps = self._laps
-        key = key_of(folder, weight_files(folder, self.name), network)
-        abilities = Trials(self._trials).abilities(key, lambda: prove(network))
+        abilities = Trials(self._trials).abilities(
+            key_of(folder, weight_files(folder, self.name), network),
+            lambda: find_abilities(stage_for(folder, network, opened)),
+        )
         laps.lap("trial")
-        model = build_text_model(self.name, folder, config, network, eyes, tokenizers, abilities)
+        model = build_text_model(
+            self.name, folder, config, network, eyes, abilities=abilities, tokenizers=tokenizers
+        )
         laps.lap("tokenizer")
         warm_up(model.engine, rows=2)
         laps.lap("warm-up")
@@ -288,6 +312,12 @@ def _versions(facts: Facts) -> dict[str, str]:
     """Of what fills caches, and lays them out."""
     libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
     return {name: metadata.version(name) for name in libraries}
+
+
+def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
+    """How images are prepared: two with one digest are otherwise the same."""
+    files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def prepare_device(budget: Budget) -> None:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import psutil
 
+from protocol.parts import Resources
+
 log = logging.getLogger(__name__)
 
 ROOM_WAIT_S = 30.0
@@ -72,6 +74,15 @@ def await_room(weight_bytes: int, headroom: float) -> Budget:
         time.sleep(ROOM_LOOK_S)  # nothing tells when memory becomes free
         budget = Budget(look().free, headroom)
     return budget
+
+
+def taken() -> Resources:
+    """What MLX holds."""
+    return Resources(
+        device_bytes=mx.get_active_memory(),
+        device_peak_bytes=mx.get_peak_memory(),
+        device_spare_bytes=mx.get_cache_memory(),
+    )
 
 
 def apply(budget: Budget) -> None:

@@ -28,7 +28,7 @@ _NAMES = {
     np.dtype(np.bool_): "BOOL", np.dtype(np.uint8): "U8", np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32",
 }  # fmt: skip
-_TEXTUAL = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", _WRITTEN})
+TEXTUAL = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", _WRITTEN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Processor:
         for part in (upstreams, upstreams.image_processor, getattr(upstreams, "video_processor", None)):
             for kind in type(part).__mro__:
                 _keep_from_mlx(sys.modules[kind.__module__])
-        upstreams.tokenizer = Writer(upstreams.tokenizer)
+        self._tokenizer = upstreams.tokenizer
+        upstreams.tokenizer = Writer(self._tokenizer)
         self._upstreams = upstreams
 
     @property
@@ -74,6 +75,17 @@ class Processor:
     def see(self, text: str, images: Sequence[Image.Image]) -> Processed:
         """A text with a placeholder for each image. Raises what upstream raises."""
         return _processed(self._upstreams(text=[text], images=list(images)))
+
+    def tokenize(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
+        """All that upstream makes of a prompt, by its own tokenizer: numpy arrays and lists of them. For the
+        model thread, and while no other is at it: it may compute with MLX."""
+        writer, self._upstreams.tokenizer = self._upstreams.tokenizer, self._tokenizer
+        try:
+            said = self._upstreams(text=[text], images=list(images))
+        finally:
+            self._upstreams.tokenizer = writer
+        arrays = {name: value for name, value in said.items() if hasattr(value, "__len__")}
+        return {name: each if isinstance(each, list) else np.asarray(each) for name, each in arrays.items()}
 
     def watch(self, placeholder: str, video: Video) -> Processed:
         """Raises what upstream raises."""
@@ -106,7 +118,7 @@ def load_processor(folder: Path) -> Processor:
 def _processed(said: Mapping[str, Any]) -> Processed:
     inputs = {}
     for name, value in said.items():
-        if name in _TEXTUAL or value is None or np.ndim(value) == 0:
+        if name in TEXTUAL or value is None or np.ndim(value) == 0:
             continue
         array: Any = np.ascontiguousarray(value)
         if array.dtype not in _NAMES:

@@ -8,12 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from protocol.naming import folder_of, is_folder
+from protocol.settings import meant
 from worker.contract import ModelError
 
 log = logging.getLogger(__name__)
 
 WEIGHTS = "model*.safetensors"
 """What upstream loads, and all it loads."""
+
+
+_MODELS = "models--"
+"""Before the ids of models in the cache of Hugging Face; `/` is `--` there."""
 
 
 def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
@@ -30,9 +35,26 @@ def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
     else:
         return _fetched(model, inspect)
     if not folder.is_dir():
-        raise ModelError(f"{model}: there is no such folder. Name a model's folder or a Hugging Face id.")
+        told = f"{model}: there is no such folder. Name a model's folder or a Hugging Face id"
+        raise ModelError(f"{told}{meant(folder.name, neighbours(folder)) or '.'}")
     inspect(folder)
     return folder
+
+
+def neighbours(folder: Path) -> list[str]:
+    """The names of the folders beside one that is not there."""
+    try:
+        return [each.name for each in folder.expanduser().parent.iterdir() if each.is_dir()]
+    except OSError:
+        return []
+
+
+def _cached() -> list[str]:
+    """The ids of the models that have been fetched."""
+    from huggingface_hub import constants
+
+    folders = neighbours(Path(constants.HF_HUB_CACHE) / "none")
+    return [name[len(_MODELS) :].replace("--", "/") for name in folders if name.startswith(_MODELS)]
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
@@ -79,9 +101,8 @@ def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
     except errors.GatedRepoError:
         reason = "its makers ask for consent first. Accept their terms on huggingface.co and set HF_TOKEN."
     except errors.RepositoryNotFoundError:
-        reason = (
-            "Hugging Face has no such model, or it is private (set HF_TOKEN); no folder has that name either."
-        )
+        told = "Hugging Face has no such model, or it is private (set HF_TOKEN); no folder has that name"
+        reason = f"{told} either" + (meant(repository, _cached()) or ".")
     except errors.LocalEntryNotFoundError:
         if constants.HF_HUB_OFFLINE:
             reason = "it is not on this machine, and HF_HUB_OFFLINE forbids to fetch it."

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
-from worker.engine.caches.proof import Abilities
+from worker.engine.caches.trial import Abilities
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
@@ -36,11 +36,12 @@ def build_text_model(
     config: ModelConfig,
     network: nn.Module,
     eyes: Eyes | None = None,
-    tokenizers: Tokenizers | None = None,
+    *,
     abilities: Abilities | None = None,
+    tokenizers: Tokenizers | None = None,
 ) -> Model:
     """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`.
-    `tokenizers`: some that are open. `abilities`: of the network, if they are known. Raises `ModelError`
+    `abilities`: what its rows can do, if that is known. `tokenizers`: some that are open. Raises `ModelError`
     without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
@@ -74,6 +75,8 @@ def build_text_model(
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
     engine = BatchEngine(network, abilities)
+    for reason in engine.abilities.reasons:
+        log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}
     facts = Facts(
         name=name,

@@ -22,7 +22,7 @@ import mlx.core as mx
 import msgspec
 
 from worker import engine, models
-from worker.engine.caches.proof import Abilities
+from worker.engine.caches.trial import Abilities
 from worker.models.fingerprint import fingerprint
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Trials:
 
     def abilities(self, key: str, prove: Callable[[], Abilities]) -> Abilities:
         """Of a network's rows, as they were proven before or, by `prove`, are now."""
-        return self._known(key, _ABILITIES, prove, lambda abilities: abilities.are_complete)
+        return self._known(key, _ABILITIES, prove, _are_complete)
 
     def token_bytes(self, key: str, look: Callable[[], int]) -> int:
         """What is kept of an image for each of its tokens, of a model that was seen to see as it should."""
@@ -92,6 +92,12 @@ class Trials:
             log.debug("a trial is not remembered: %s", error)
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
+
+
+def _are_complete(abilities: Abilities) -> bool:
+    """Nothing was refused, for whatever reason."""
+    proven = abilities.together, abilities.padded, abilities.restorable, abilities.cut
+    return all(proven) and not abilities.reasons
 
 
 def key_of(folder: Path, weights: Iterable[Path], network: object) -> str:

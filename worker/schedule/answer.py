@@ -103,6 +103,7 @@ class Answer:
             seconds=now - self.submitted_at,
             first_token_s=self.first_token_at and self.first_token_at - self.submitted_at,
             reuse=row.reuse,
+            preemptions=row.preemptions,
         )
 
     def timings(self, now: float) -> Timings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.parts import ImageStatus, PrefixStatus, RowStatus
+from protocol.parts import ImageStatus, PrefixStatus, Resources, RowStatus
 
 TOLD_EVERY_S = 0.2
 """How often the heartbeat gets to know each row anew."""
@@ -20,4 +20,5 @@ class Counters:
     cache_bytes: int = 0
     rows: list[RowStatus] = field(default_factory=list)
     prefix: PrefixStatus | None = None
+    device: Resources = field(default_factory=Resources)
     images: ImageStatus | None = None

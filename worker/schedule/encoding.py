@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from protocol.about import about
 from protocol.errors import Code, RequestError
-from protocol.parts import RowStatus, Timings, Usage
+from protocol.parts import Resources, RowStatus, Timings, Usage
 from worker.contract import EncodingModel
 from worker.schedule.commands import Clear, Command, Drop, Encode, Stop
 from worker.schedule.counters import TOLD_EVERY_S, Counters
@@ -44,12 +45,14 @@ class EncodingLoop:
     publisher: Publisher
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    device_memory: Callable[[], Resources] = Resources
     _queue: TextQueue = field(default_factory=TextQueue)
     _failures: Failures = field(default_factory=Failures)
     _told_at: float = -math.inf
 
     def run(self) -> None:
         """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
+        self._count()  # what the model takes is known before anybody asks it
         while self._take_commands():
             if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self._queue):
                 self._step()
@@ -86,7 +89,7 @@ class EncodingLoop:
     def _submit(self, prepared: PreparedTexts) -> None:
         if self._queue.get(prepared.id) is not None:
             # Its one flight at the gateway hears from the one that is here.
-            log.warning("%s: is here already", prepared.id)
+            log.warning("%s: is here already", prepared.id, extra=about(prepared.id))
             return
         request = self._queue.add(prepared, self.clock())
         if not request.left:
@@ -165,6 +168,7 @@ class EncodingLoop:
         if not len(self._queue) or now - self._told_at >= TOLD_EVERY_S:
             self._told_at = now
             self.counters.rows = [_status(request, now) for request in self._queue]
+            self.counters.device = self.device_memory()
 
 
 def _requests(batch: Batch) -> Iterable[Request]:

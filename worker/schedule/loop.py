@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protocol.about import about
 from protocol.errors import Code, RequestError
-from protocol.parts import Delta, Reuse
+from protocol.parts import Delta, Resources, Reuse
 from worker.contract import Likelihood, Model, Prepared, Step, Targets
 from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
@@ -47,12 +48,14 @@ class Loop:
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    device_memory: Callable[[], Resources] = Resources
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told_at: float = -math.inf
 
     def run(self) -> None:
         """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
+        self._count()  # what the model takes is known before anybody asks it
         while self._take_commands():
             if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
                 self._step()
@@ -117,7 +120,7 @@ class Loop:
     def _submit(self, request: Prepared) -> None:
         if self.scheduler.get(request.id) is not None:
             # Its one flight at the gateway hears from the row that is here.
-            log.warning("%s: is here already", request.id)
+            log.warning("%s: is here already", request.id, extra=about(request.id))
             return
         now = self.clock()
         self.admission.arrived(now, resumed=bool(request.resume))
@@ -129,7 +132,7 @@ class Loop:
         except RequestError as error:
             self.publisher.failed(request.id, error)
         except Exception as error:  # the request boundary: its fault, its failure
-            log.exception("%s: no output pipeline", request.id)
+            log.exception("%s: no output pipeline", request.id, extra=about(request.id))
             self._fail_row(request.id, _engine_error(error))
         else:
             if ended is not None:
@@ -162,7 +165,7 @@ class Loop:
             self.store.fit(self.scheduler.spare(self.counters.cache_bytes))
         self._count_rows()  # who is stuck in a prefill is known to be running
         for row in plan.preempted:
-            log.info("%s: preempted at %d tokens", row.id, row.length)
+            log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
             self.model.engine.drop(row.id)
         for group in plan.groups:
             self._prefill(group)
@@ -184,7 +187,7 @@ class Loop:
         # A step without tokens has only set out to compute some.
         self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
         for id, failure in step.failed.items():
-            log.error("%s: grammar failed", id, exc_info=failure)
+            log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, _engine_error(failure))
         if step.tokens:
             self._failures.clear()
@@ -203,7 +206,7 @@ class Loop:
                 answer.first_token_at = answer.first_token_at or now
                 delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
             except Exception as error:  # the request boundary
-                log.exception("%s: output failed", id)
+                log.exception("%s: output failed", id, extra=about(id))
                 self._fail_row(id, _engine_error(error))
                 continue
             deltas.append(delta)
@@ -271,7 +274,7 @@ class Loop:
             try:
                 parts = list(scoring.parts_of(self._answers[other.id], known))
             except Exception as error:  # the request boundary
-                log.exception("%s: output failed", other.id)
+                log.exception("%s: output failed", other.id, extra=about(other.id))
                 self._fail_row(other.id, _engine_error(error))
                 continue
             other.scored += len(known)
@@ -329,7 +332,7 @@ class Loop:
                     engine.fork(chunk.row.id, row.id)
                 engine.start(row.id, row.tokens, len(row.request.tokens), row.request.draw)
             except Exception as error:  # the request boundary
-                log.exception("%s: start failed", row.id)
+                log.exception("%s: start failed", row.id, extra=about(row.id))
                 self._fail_prefill(row, error)
                 continue
             self.scheduler.started(row)
@@ -377,6 +380,7 @@ class Loop:
                 self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
             ]
             self.counters.prefix = self.store.status() if self.store else None
+            self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status
 
 

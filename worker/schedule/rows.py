@@ -35,9 +35,9 @@ class Row:
     `roof`: the length for which it has reserved `bytes`. `kept`: up to where its prefix is stored; `cuts`:
     positions, in order, at which it is to be stored, whatever else. `held`: what it begins with is on its way
     from the disk. `reuse`: what was restored of it when it was first run. `scored`: so many of its prompt's
-    tokens have the likelihoods that are asked of them, or are asked none.
-    `pictures`: its images, in order; `viewed`: up to where they were counted; `looked`: those that were
-    encoded for its sake and not used since.
+    tokens have the likelihoods that are asked of them, or are asked none. `preemptions`: it gave way
+    so often. `pictures`: its images, in order; `viewed`: up to where they were counted; `looked`: those that
+    were encoded for its sake and not used since.
     """
 
     request: Prepared
@@ -56,6 +56,7 @@ class Row:
     held: bool = False
     reuse: Reuse | None = None
     scored: int = 0
+    preemptions: int = 0
     pictures: tuple[Picture, ...] = ()
     viewed: int = 0
     looked: set[str] = field(default_factory=set)

@@ -346,6 +346,7 @@ class Scheduler:
         self._move(row, Phase.WAITING)
         self._ledger.release(row)
         row.prefilled = 0
+        row.preemptions += 1
         if row.answered:
             row.tokens = (*row.request.tokens, *row.answered)
             row.family, row.digest = next(self._arrivals), hash(row.tokens)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protocol.about import about
 from protocol.parts import PrefixStatus
 from worker.contract import Cut, Engine, Model, Piece
 from worker.prefixes.disk import DiskTier
@@ -138,7 +139,7 @@ class Store:
         try:
             self.engine.restore(row.id, pieces, states)
         except Exception:
-            log.exception("%s: a stored prefix cannot be restored", row.id)
+            log.exception("%s: a stored prefix cannot be restored", row.id, extra=about(row.id))
             self.engine.drop(row.id)
             for item in match.items:
                 self.index.lost(item)
@@ -172,7 +173,7 @@ class Store:
         try:
             cuts, state = self.engine.cut(row.id, runs, states=states)
         except Exception:  # a cache that cannot be stored is no reason to end its row
-            log.exception("%s: cannot be stored", row.id)
+            log.exception("%s: cannot be stored", row.id, extra=about(row.id))
             return
         stored: list[Item] = []
         for (first, last), cut in zip(runs, cuts, strict=True):

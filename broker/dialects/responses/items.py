@@ -14,10 +14,10 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from broker.dialects.body import convert
+from broker.dialects.responses.content import content_of, text_of, wrong
 from broker.dialects.responses.custom import INPUT
 from broker.dialects.responses.sealing import unseal
 from broker.dialects.responses.tools import flat_name
-from protocol.errors import Code, RequestError
 
 Item = Mapping[str, Any]
 
@@ -33,7 +33,6 @@ PASSED_OVER = frozenset(
 )  # fmt: skip
 
 _OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
-TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 class Message(Struct):
@@ -178,7 +177,7 @@ def _say(turn: _Turn, kind: str, item: Item, place: str) -> None:
             turn.calls.append(_called(custom, {INPUT: custom.input}))
         case _:
             said = convert(item, Message, place)
-            turn.content.add(_text(said.content, f"{place}.content"), said.id)
+            turn.content.add(text_of(said.content, f"{place}.content"), said.id)
 
 
 def _called(call: Call | CustomCall, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
@@ -189,59 +188,12 @@ def _called(call: Call | CustomCall, arguments: str | dict[str, Any] | None) -> 
 def _heard(kind: str, item: Item, place: str) -> dict[str, Any]:
     if kind == "message":
         message = convert(item, Message, place)
-        return {"role": message.role, "content": _content(message.content, f"{place}.content")}
+        return {"role": message.role, "content": content_of(message.content, f"{place}.content")}
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = convert(item, Output, place)
-        content = _content(output.output, f"{place}.output")
+        content = content_of(output.output, f"{place}.output")
         return {"role": "tool", "tool_call_id": output.call_id, "content": content}
-    raise _wrong(f"{place}.type", f"there are no items of type {kind[:64]!r}")
-
-
-# --- content -----------------------------------------------------------------------------------------
-
-
-def _content(content: str | list[dict[str, Any]] | None, place: str) -> str | list[dict[str, Any]]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
-
-
-def _text(content: str | list[dict[str, Any]] | None, place: str) -> str:
-    """Of the model's own messages, which have no images."""
-    parts = _content(content, place)
-    if isinstance(parts, str):
-        return parts
-    for index, part in enumerate(parts):
-        if part["type"] != "text":
-            raise _wrong(f"{place}[{index}]", "an assistant's message holds text")
-    return "\n".join(part["text"] for part in parts if part["text"])
-
-
-def _part(part: Item, place: str) -> dict[str, Any]:
-    kind = part.get("type")
-    if kind == "input_image":
-        return _image(part, place)
-    if not isinstance(kind, str) or kind not in TEXTS:
-        if kind in ("input_file", "input_audio"):
-            message = f"'{place}': parts of type {kind!r} are not served here: send text, or an image."
-            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
-        raise _wrong(place, f"there are no parts of type {str(kind)[:64]!r}")
-    text = part.get(TEXTS[kind])
-    if not isinstance(text, str | None):
-        raise _wrong(f"{place}.{TEXTS[kind]}", "must be a string")
-    return {"type": "text", "text": text or ""}
-
-
-def _image(part: Item, place: str) -> dict[str, Any]:
-    url = part.get("image_url")
-    url = url.get("url") if isinstance(url, dict) else url  # as chat has it
-    if not isinstance(url, str):
-        raise _wrong(f"{place}.image_url", "is required: no files are kept here to take an image from")
-    return {"type": "image_url", "image_url": url, "param": place}
-
-
-def _wrong(place: str, why: str) -> RequestError:
-    return RequestError(Code.INVALID_REQUEST, f"'{place}': {why}.", param=place)
+    raise wrong(f"{place}.type", f"there are no items of type {kind[:64]!r}")
 
 
 # --- as they are listed ------------------------------------------------------------------------------

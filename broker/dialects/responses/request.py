@@ -39,7 +39,13 @@ def offered(body: Body) -> Offer:
 
 
 def generate(
-    body: Body, canonical: Conversation, offer: Offer, media: list[Media], *, id: str, incarnation: str
+    body: Body,
+    offer: Offer,
+    messages: Sequence[dict[str, Any]],
+    media: list[Media],
+    *,
+    id: str,
+    incarnation: str,
 ) -> Generate:
     """The message to the worker. Raises `RequestError` for what cannot be passed on."""
     effort = body.reasoning.effort if body.reasoning else None
@@ -48,7 +54,7 @@ def generate(
         incarnation=incarnation,
         id=id,
         sampling=sampling(body, body.logprobs),
-        messages=pack(canonical.messages),
+        messages=pack(messages),
         tools=pack(offer.shown) if offer.shown else UNSET,
         template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,

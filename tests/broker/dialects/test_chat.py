@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker.dialects import answer, chat, chat_body, openai
 from broker.dialects.body import encode
+from broker.dialects.parts import Image
 from broker.dispatch.flight import Item
 from protocol.conversation import pack, unpack
 from protocol.errors import KINDS, Code, RequestError
@@ -512,9 +513,7 @@ def test_the_conversation_arrives_in_its_canonical_form() -> None:
     conversation = chat.conversation(read, system_in_place=False)
     assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "tool"]
     assert conversation.messages[1]["content"][1] == {"type": "image"}
-    assert [(i.url, i.param) for i in conversation.images] == [
-        ("data:image/png;base64,AA==", "messages[0].content[1]")
-    ]
+    assert conversation.attachments == (Image("data:image/png;base64,AA==", "messages[0].content[1]", "low"),)
     assert conversation.messages[2]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"x": 1}}
     in_place = chat.conversation(read, system_in_place=True)
     assert [m["role"] for m in in_place.messages] == ["user", "system", "assistant", "tool"]

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dialects.normalize import ARGUMENTS_DEPTH_MAX, Conversation, Image, normalize
+from broker.dialects.normalize import ARGUMENTS_DEPTH_MAX, Conversation, normalize
+from broker.dialects.parts import Attachment, Image, Video
 
 PIXEL = "data:image/png;base64,AAAA"
 IMAGE = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
 PLACE = {"type": "image"}
+VIDEO = {"type": "video"}
 
 
 def says(role: str, content: Any = "", **more: Any) -> dict[str, Any]:
@@ -150,13 +152,13 @@ def test_a_string_beside_a_part_list_becomes_a_text_part() -> None:
         ]
     )
     assert conversation.messages == [says("user", [text("a\n\nb"), PLACE, text("c"), text("d")])]
-    assert conversation.images == (Image(PIXEL, "messages[2].content[0]"),)
+    assert conversation.attachments == (Image(PIXEL, "messages[2].content[0]", "low"),)
 
 
 def test_part_lists_are_concatenated() -> None:
     conversation = normalize([says("user", [IMAGE, text("a")]), says("user", [text("b"), IMAGE])])
     assert conversation.messages == [says("user", [PLACE, text("a"), text("b"), PLACE])]
-    assert [image.param for image in conversation.images] == [
+    assert [image.param for image in conversation.attachments] == [
         "messages[0].content[0]",
         "messages[1].content[1]",
     ]
@@ -201,8 +203,8 @@ def test_images_leave_placeholders_and_the_texts_between_them_stay_apart() -> No
     ]
     conversation = normalize([says("user", "hi"), says("assistant", "ho"), says("user", parts)])
     assert conversation.messages[2] == says("user", [text("a"), text("b"), PLACE, PLACE, PLACE, text("c")])
-    assert conversation.images == (
-        Image(PIXEL, "messages[2].content[2]"),
+    assert conversation.attachments == (
+        Image(PIXEL, "messages[2].content[2]", "low"),
         Image("data:,one", "messages[2].content[4]"),
         Image("https://two", "messages[2].content[5]"),
     )
@@ -211,18 +213,21 @@ def test_images_leave_placeholders_and_the_texts_between_them_stay_apart() -> No
 def test_images_come_in_the_order_of_their_placeholders_even_where_hoisting_changed_it() -> None:
     late = {"type": "image_url", "image_url": "data:,late"}
     messages = [says("user", [IMAGE]), says("system", [late])]
-    assert [image.url for image in normalize(messages).images] == ["data:,late", PIXEL]
-    assert [image.url for image in normalize(messages, system_in_place=True).images] == [PIXEL, "data:,late"]
+    assert [image.url for image in normalize(messages).attachments] == ["data:,late", PIXEL]
+    assert [image.url for image in normalize(messages, system_in_place=True).attachments] == [
+        PIXEL,
+        "data:,late",
+    ]
 
 
 def test_a_placeholder_passes_through_and_counts_as_no_image() -> None:
-    message = says("user", [PLACE, text("a")])
+    message = says("user", [PLACE, text("a"), VIDEO])
     assert normalize([message]) == Conversation([message], ())
 
 
 def test_a_part_of_unknown_type_is_named_and_not_lost_in_silence() -> None:
-    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[1\]: .* 'video'"):
-        normalize([says("user", [text("a"), {"type": "video"}])])
+    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[1\]: .* 'audio'"):
+        normalize([says("user", [text("a"), {"type": "audio"}])])
 
 
 # Keys
@@ -410,7 +415,7 @@ def test_ten_thousand_messages_take_well_under_a_second(roles: tuple[str, ...]) 
         for index in range(10_000)
     ]
     start = time.process_time()
-    assert len(normalize(messages).images) == 5_000
+    assert len(normalize(messages).attachments) == 5_000
     assert time.process_time() - start < 1
 
 
@@ -437,6 +442,8 @@ PARTS = st.one_of(
     st.builds(lambda url: {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}, URLS),
     st.builds(lambda url: {"type": "image_url", "image_url": url}, URLS),
     st.builds(lambda url: {"type": "input_image", "image_url": url}, URLS),
+    st.builds(lambda url: {"type": "video_url", "video_url": {"url": url}}, URLS),
+    st.builds(lambda urls: {"type": "video", "video": urls}, URLS | st.lists(URLS, min_size=1, max_size=3)),
 )
 CONTENTS = st.none() | WORDS | st.lists(PARTS, max_size=4)
 OPTIONAL_TEXT = st.none() | WORDS
@@ -474,10 +481,20 @@ def texts_in(message: dict[str, Any]) -> list[str]:
 
 def urls_in(message: dict[str, Any]) -> list[str]:
     content = message.get("content") or []
-    images = (
-        [part["image_url"] for part in content if "image_url" in part] if isinstance(content, list) else []
-    )
-    return [image if isinstance(image, str) else image["url"] for image in images]
+    found: list[str] = []
+    for part in content if isinstance(content, list) else []:
+        told = part.get("image_url") or part.get("video_url") or part.get("video") or []
+        told = told["url"] if isinstance(told, dict) else told
+        found += [told] if isinstance(told, str) else told
+    return found
+
+
+def urls_of(conversation: Conversation) -> list[str]:
+    return [url for each in conversation.attachments for url in urls_in_one(each)]
+
+
+def urls_in_one(attachment: Attachment) -> tuple[str, ...]:
+    return (attachment.url,) if isinstance(attachment, Image) else attachment.urls
 
 
 def occur_in_order(needles: list[str], haystack: str) -> bool:
@@ -535,21 +552,21 @@ def test_every_text_is_kept_in_order_within_its_role(
 
 
 @given(CONVERSATIONS, st.booleans())
-def test_every_image_has_one_placeholder_and_says_where_it_stood(
+def test_every_image_and_video_has_one_placeholder_and_says_where_it_stood(
     messages: list[dict[str, Any]], system_in_place: bool
 ) -> None:
     conversation = normalize(messages, system_in_place=system_in_place)
     ordered = list(messages)
     if not system_in_place:
         ordered.sort(key=lambda message: message["role"] not in ("system", "developer"))
-    assert [image.url for image in conversation.images] == [url for m in ordered for url in urls_in(m)]
+    assert urls_of(conversation) == [url for m in ordered for url in urls_in(m)]
     contents = [message["content"] for message in conversation.messages]
-    assert sum(content.count(PLACE) for content in contents if isinstance(content, list)) == len(
-        conversation.images
-    )
-    for image in conversation.images:
-        at, part = (int(number.split("]")[0]) for number in image.param.split("[")[1:])
-        assert image.url in urls_in({"content": [messages[at]["content"][part]]})
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    places = [Image if part == PLACE else Video for part in parts if part in (PLACE, VIDEO)]
+    assert places == [type(attachment) for attachment in conversation.attachments]
+    for attachment in conversation.attachments:
+        at, part = (int(number.split("]")[0]) for number in attachment.param.split("[")[1:])
+        assert [*urls_in_one(attachment)] == urls_in({"content": [messages[at]["content"][part]]})
 
 
 @given(CONVERSATIONS, st.booleans())
@@ -595,7 +612,9 @@ def test_nothing_is_null_and_content_is_a_string_or_shows_an_image(
             "tool_call_id",
         }
         assert all(value for key, value in message.items() if key != "content")
-        assert isinstance(message["content"], str) or PLACE in message["content"]
+        assert isinstance(message["content"], str) or {"image", "video"} & {
+            p["type"] for p in message["content"]
+        }
         for called in message.get("tool_calls", []):
             assert called.keys() | {"id"} == {"id", "type", "function"}
             assert None not in called.values()

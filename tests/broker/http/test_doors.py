@@ -317,6 +317,7 @@ def test_bodies_beyond_the_budget_are_refused_until_there_is_room() -> None:
     [
         ({"max_per_key": 1}, "no API keys"),
         ({"body_bytes_max": 2048, "body_budget_bytes": 2047}, "body_budget_bytes"),
+        ({"media_bytes_max": 2048, "media_memory": 2047}, "media_memory"),
     ],
 )
 def test_limits_that_make_no_sense_together_are_refused(fields: dict[str, Any], complaint: str) -> None:

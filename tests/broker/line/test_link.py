@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import zmq
 
 from broker.line import patience
+from broker.line.link import _MESSAGES_AT_ONCE as AT_ONCE
 from broker.line.link import FLOODING, Link
 from protocol import sockets, wire
 from protocol.messages import Events, Goodbye, Hello, ToGateway, Welcome
@@ -119,6 +121,36 @@ def test_a_burst_is_heard_whole_and_in_order(endpoint: str, workers: Workers) ->
             await say(workers.connect("w"), *(goodbye("w", number) for number in range(BURST)))
             for number in range(BURST):
                 assert await heard.next() == ("w", goodbye("w", number))
+
+    run(talk())
+
+
+def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
+    endpoint: str, workers: Workers
+) -> None:
+    """Also where each message is answered: who answers asks for another look at the socket each time."""
+
+    async def talk() -> None:
+        heard: Counter[int] = Counter()
+        turn = 0
+
+        def hear(sender: str, message: ToGateway) -> int:
+            heard[turn] += 1
+            link.send(sender, Welcome(incarnation="g", version=1))
+            return 0
+
+        link = Link(endpoint, None)
+        link.start(hear, lambda peer: None, lambda peer, why: None)
+        try:
+            worker = workers.connect("w")
+            for _ in range(AT_ONCE * 6):  # from this thread: nothing is heard meanwhile
+                worker.send_multipart(wire.encode(hello("w")))
+            while heard.total() < AT_ONCE * 6:
+                await asyncio.sleep(0)
+                turn += 1
+        finally:
+            link.close()
+        assert max(heard.values()) <= AT_ONCE
 
     run(talk())
 

@@ -11,8 +11,9 @@ from protocol.conversation import unpack
 from tests.broker.asgi import run, until
 from tests.broker.dispatching import accepted, events, failed, finished, reused
 from tests.broker.house import House
+from tests.images import picture
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(32)
+PNG = picture()
 
 
 def test_a_whole_answer_has_its_length_and_its_text(house: House) -> None:

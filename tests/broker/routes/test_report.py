@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.dispatch.tally import Tally
 from broker.routes import report
+from broker.routes.progress import Moment
 from protocol.messages import Heartbeat, Loading
 from protocol.orders import ModelState, Roster
-from protocol.parts import ImageStatus, PrefixStatus, Reuse, RowStatus, TopPrefix
+from protocol.parts import ImageStatus, PrefixStatus, Resources, Reuse, RowStatus, TopPrefix
 from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(
@@ -24,6 +26,7 @@ DECODING = RowStatus(
     seconds=3.0,
     first_token_s=1.0,
     reuse=Reuse(tokens=96, tier="disk", miss="diverged"),
+    preemptions=3,
 )
 WAITING = RowStatus(id="b", phase="waiting", prompt_tokens=7, seconds=0.5)
 
@@ -36,28 +39,44 @@ def prefix(**fields: Any) -> PrefixStatus:
     return PrefixStatus(**{**whole, **fields})
 
 
+def status(
+    line: Line, line_errors: dict[str, int] | None = None, tally: Tally | None = None
+) -> dict[str, Any]:
+    """Half a minute after its start; the world's clock is 500 s behind."""
+    moment = Moment(line.clock.now, line.clock.now - 500.0)
+    return report.status(line.dispatcher, tally or Tally(), line_errors or {}, moment, line.clock.now - 30.0)
+
+
 def workers(line: Line) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = report.status(line.dispatcher, 1.0, {})["workers"]
+    told: list[dict[str, Any]] = status(line)["workers"]
     return told
 
 
 def test_a_gateway_alone_tells_of_itself() -> None:
     line = Line()
-    told = report.status(line.dispatcher, 12.34567, {"decode": 3})
+    tally = Tally()
+    tally.answered(200)
+    told = status(line, {"decode": 3}, tally)
     assert told["gateway"].pop("version").count(".") == 2
     assert told == {
         "object": "status",
+        "time": 500.0,
         "gateway": {
-            "uptime_s": 12.346,
+            "uptime_s": 30.0,
             "in_flight": 0,
             "between_workers": 0,
+            "media_bytes": 0,
             "stopping": False,
             "failover": {},
             "dropped": {},
             "line_errors": {"decode": 3},
+            "responses": {"200": 1},
+            "errors": {},
         },
         "models": [],
         "workers": [],
+        "requests": [],
+        "recent": {"ends": [], "failures": [], "refusals": [], "workers": []},
     }
 
 
@@ -66,17 +85,36 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
     line.dispatcher.catalogue.told(
         Roster(
             models=[
-                ModelState(name="kept", stage="running", resident=True, memory_bytes=7),
+                ModelState(
+                    name="kept",
+                    stage="running",
+                    aliases=["small"],
+                    resident=True,
+                    memory_bytes=7,
+                    restarts=2,
+                    last_end="worker (pid 9) was ended by SIGKILL after 3.0 s",
+                ),
                 ModelState(name="other"),
             ],
             on_demand=True,
         )
     )
     with line.dispatcher.board(line.dispatcher.find("other"), [request("x")], ()):
-        assert report.status(line.dispatcher, 1.0, {})["models"] == [
-            {"model": "kept", "state": "loading", "resident": True, "memory_bytes": 7, "waiting": 0},
-            {"model": "other", "state": "unloaded", "resident": False, "memory_bytes": 0, "waiting": 1},
-        ]
+        kept, other = status(line)["models"]
+    assert kept == {
+        "model": "kept",
+        "aliases": ["small"],
+        "state": "loading",
+        "resident": True,
+        "memory_bytes": 7,
+        "waiting": 0,
+        "restarts": 2,
+        "last_end": "worker (pid 9) was ended by SIGKILL after 3.0 s",
+        "losses": {},
+        "answered_tokens": 0,
+    }
+    assert (other["model"], other["state"], other["waiting"]) == ("other", "unloaded", 1)
+    assert (other["resident"], other["restarts"], other["last_end"]) == (False, 0, "")
 
 
 def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
@@ -90,9 +128,13 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         cache_bytes=77,
         rows=[DECODING, WAITING],
         prefix=prefix(),
+        resources=Resources(
+            resident_bytes=11, device_bytes=12, device_peak_bytes=13, device_spare_bytes=14, uptime_s=99.5
+        ),
         images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
     )
     line.dispatcher.hear("w", beat)
+    line.clock.now += 2.5
     [worker] = workers(line)
     rows, cache = worker.pop("rows"), worker.pop("prefix")
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
@@ -102,6 +144,18 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "start_s": {},
         "incarnation": "w",
         "pid": 1,
+        "connected_s": 2.5,
+        "uptime_s": 99.5,
+        "loading": None,
+        "context_length": 8192,
+        "running_max": 4,
+        "parameters": 0,
+        "memory": {
+            "resident_bytes": 11,
+            "device_bytes": 12,
+            "device_peak_bytes": 13,
+            "device_spare_bytes": 14,
+        },
         "running": 1,
         "waiting": 2,
         "steps": 5,
@@ -120,6 +174,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
             "time_to_first_token_s": 1.0,
             "tokens_per_s": 10.0,
             "reuse": {"tokens": 96, "tier": "disk", "miss": "diverged"},
+            "preemptions": 3,
         },
         {
             "id": "b",
@@ -131,6 +186,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
             "time_to_first_token_s": None,
             "tokens_per_s": None,
             "reuse": None,
+            "preemptions": 0,
         },
     ]
     assert (cache["ram_bytes"], cache["hit_rate"], cache["token_hit_rate"]) == (10, 0.75, 0.9)
@@ -143,6 +199,8 @@ def test_every_state_of_a_worker_has_its_name() -> None:
     line.dispatcher.hear("w", Loading(incarnation="w", done=0, total=9))
     [loading] = workers(line)
     assert (loading["state"], loading["rows"], loading["prefix"]) == ("loading", [], None)
+    assert loading["loading"] == {"done": 0, "total": 9}
+    assert (loading["uptime_s"], loading["memory"]) == (None, None)
     line.serving("w")
     assert workers(line)[0]["state"] == "ready"
     line.clock.now += SILENT_S + 1
@@ -163,10 +221,10 @@ def test_what_was_lost_and_who_flew_on_is_counted() -> None:
     line.serving("w1")
     line.board(request("a"))
     line.dispatcher.lost("w1")
-    assert report.status(line.dispatcher, 1.0, {})["gateway"]["between_workers"] == 1
+    assert status(line)["gateway"]["between_workers"] == 1
     line.serving("w2")
     line.say("w1", finished("w1", "a"))
-    told = report.status(line.dispatcher, 1.0, {})["gateway"]
+    told = status(line)["gateway"]
     assert told["between_workers"] == 0
     assert told["failover"] == {"grounded": 1, "resumed": 1}
     assert told["dropped"] == {"unknown_sender": 1}
@@ -178,7 +236,7 @@ def test_requests_in_flight_are_counted_and_no_text_of_theirs_is_told() -> None:
     secret = msgspec.structs.replace(request("a"), prompt="secret prompt", cache_salt="secret salt")
     with line.dispatcher.board(line.dispatcher.find("m"), [secret], ()):
         line.beat("w", running=1, rows=[DECODING], prefix=prefix())
-        told = report.status(line.dispatcher, 1.0, {})
+        told = status(line)
         assert told["gateway"]["in_flight"] == 1
         assert "secret" not in str(told)
         assert "secret" not in str(report.caches(line.dispatcher.fleet))

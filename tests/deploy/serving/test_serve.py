@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 
+SWITCHES = ("insecure_no_keys", "keep_awake", "keyless_metrics", "log_prompts", "text_only")
+
+
 def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
     """What each child is told after `-m package`."""
     _, children = serve.read(argv, environ or {})
@@ -86,7 +89,7 @@ def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
     shared = dict.fromkeys((*GATEWAY_FLAGS, *WORKER_FLAGS))
     values = {name: a_value_for(name, fields[name].type) for name in shared}
     assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
-    switches = [f"--{name.replace('_', '-')}" for name in ("insecure_no_keys", "text_only")]
+    switches = [f"--{name.replace('_', '-')}" for name in SWITCHES]
     words = [
         f"--{fields[name].encode_name.replace('_', '-')}={value}"
         for name, value in values.items()

@@ -100,6 +100,26 @@ def test_two_children_of_one_name_are_refused() -> None:
         lifecycle("worker", "worker")
 
 
+def test_ends_that_nobody_asked_for_are_counted_and_the_last_one_is_told() -> None:
+    children = running()
+    assert children.ends("worker") == (0, "")
+    children.handle(Died("worker", 123, -9), 3.0)
+    children.handle(None, 4.0)
+    children.handle(Died("worker", 124, 3, "RuntimeError"), 5.0)
+    assert children.ends("worker") == (
+        2,
+        "worker (pid 124) exited with status 3 after 1.0 s, saying 'RuntimeError'",
+    )
+    assert children.ends("gateway") == (0, "")
+
+
+def test_an_end_that_was_asked_for_is_not_counted() -> None:
+    children = running()
+    children.handle(StopAsked("SIGTERM"), 1.0)
+    children.handle(Died("gateway", 1, 0), 2.0)
+    assert children.ends("gateway") == (0, "")
+
+
 def test_a_death_is_one_line_that_says_who_how_and_what_now() -> None:
     children = running()
     (line,) = children.handle(Died("worker", 123, -11), 4.34)

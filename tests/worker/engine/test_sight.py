@@ -4,87 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import pytest
 
-from tests.models.eyes import EYES
-from tests.worker.eyes import POCKET, Question, answer, draw_question
-from tests.worker.sights import loaded, prepared
-from worker.contract import Cut, Draw, Engine, Piece, Prepared
-
-NAMES = (*EYES, POCKET)
-IMAGES = (0, 1, 3, 0, 1, 2)
-TOKENS_MAX = 12
-
-
-@dataclass(frozen=True)
-class Job:
-    question: Question
-    request: Prepared
-    tokens: int
-
-    @property
-    def name(self) -> str:
-        return self.request.id
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.request.tokens
-
-    def expected(self, model: str) -> list[int]:
-        return alone(model, self.question)[: self.tokens]
-
-
-@cache
-def alone(model: str, question: Question) -> list[int]:
-    return answer(model, question, TOKENS_MAX)
-
-
-@cache
-def jobs_of(model: str, seed: int) -> tuple[Job, ...]:
-    rng = random.Random(seed)
-    questions = [draw_question(rng, images) for images in IMAGES]
-    return tuple(
-        Job(question, prepared(model, f"row {index}", question), rng.randint(1, TOKENS_MAX))
-        for index, question in enumerate(questions)
-    )
-
-
-def open_row(engine: Engine, job: Job) -> None:
-    """As the schedule does it: images are encoded once, and shown before anything is run."""
-    for picture in job.request.pictures:
-        engine.look(picture)
-    if job.request.pictures:
-        engine.show(job.name, job.prompt, job.request.pictures)
-
-
-def play(engine: Engine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
-    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done."""
-    waiting, prefilled = list(jobs), dict[str, int]()
-    by_name = {job.name: job for job in waiting}
-    answers: dict[str, list[int]] = {}
-    while waiting or prefilled or any(len(answers[name]) < by_name[name].tokens for name in answers):
-        if waiting and rng.random() < 0.4:
-            job = waiting.pop(0)
-            open_row(engine, job)
-            prefilled[job.name] = 0
-        for name in list(prefilled):
-            job, done = by_name[name], prefilled[name]
-            if done == len(job.prompt) - 1:
-                engine.start(name, job.prompt, len(job.prompt), Draw())
-                answers[name] = []
-                del prefilled[name]
-            else:
-                chunk = job.prompt[done : min(done + rng.randint(1, 40), len(job.prompt) - 1)]
-                engine.prefill({name: chunk})
-                prefilled[name] += len(chunk)
-        for name, token in engine.step().tokens.items():
-            answers[name].append(token)
-            if len(answers[name]) == by_name[name].tokens:
-                engine.drop(name)
-    return answers
+from tests.worker.sights import NAMES, TOKENS_MAX, Job, jobs_of, loaded, open_row, play
+from worker.contract import Cut, Draw, Engine, Piece
 
 
 @pytest.mark.parametrize("model", NAMES)

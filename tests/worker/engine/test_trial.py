@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+from typing import Any
+
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
+from tests.worker.folders import copied
 from worker.engine.caches.cost import row_cost
-from worker.engine.caches.trial import can_decode_together, can_prefill_together
+from worker.engine.caches.trial import NEAR_TOKENS, Abilities, Stage, find_abilities
+from worker.models.rehearsal import stage_for
+from worker.models.vision import load_network
+
+SPARSE = "family-minimax_m3_vl"
+
+
+class Silencing(nn.Module):
+    """A network some of whose tokens never come."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def layers(self) -> Any:
+        return self.network.layers
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.network(tokens, cache=cache)
+        logits[..., ::7] = -math.inf
+        return logits
+
+
+def abilities(folder: Path) -> Abilities:
+    """As the loader finds them."""
+    network, _ = load_model(folder)
+    return find_abilities(stage_for(folder, network))
 
 
 @pytest.mark.parametrize(
@@ -22,12 +57,83 @@ from worker.engine.caches.trial import can_decode_together, can_prefill_together
         ("afm7", False, False),  # takes a position from the width of the keys
         ("llama4", False, False),  # its chunks begin where one number says, for all rows
         ("recurrent_gemma", False, False),  # its first token is not as the others
+        ("family-gpt_bigcode", False, False),  # looks positions up by one number for all rows
+        ("family-gemma2", False, False),  # its heads are in groups, its masks are not
     ],
 )
 def test_what_rows_can_share_is_found_by_trying(architecture: str, decode: bool, prefill: bool) -> None:
-    network, _ = load_model(model_folder(architecture))
-    assert can_decode_together(network) == decode
-    assert can_prefill_together(network) == prefill
+    found = abilities(model_folder(architecture))
+    assert (found.together, found.padded) == (decode, prefill)
+    assert found.restorable
+    assert found.cut
+    told = [reason.partition(":")[0] for reason in found.reasons]
+    assert told == (["no batches"] if not decode else ["prompts run apart"] if not prefill else [])
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(8, 3), (16, 2), (128, 16)])
+def test_blocks_that_are_cut_where_a_row_lies_are_found_however_many_there_are(
+    block: int, blocks: int, tmp_path: Path
+) -> None:
+    text = json.loads((model_folder(SPARSE) / "config.json").read_text())["text_config"]
+    text["sparse_attention_config"] |= {"sparse_block_size": block, "sparse_topk_blocks": blocks}
+    folder = copied(tmp_path, SPARSE, text_config=text)
+    found = abilities(folder)
+    assert not found.together
+    assert found.restorable
+    assert "logits change by" in found.reasons[0]
+    network, _ = load_model(folder)
+    assert find_abilities(Stage(network)).together, "its short prompts choose all blocks"
+
+
+def test_a_threshold_that_cannot_be_shortened_and_is_far_is_not_trusted() -> None:
+    network, _ = load_model(model_folder("dense"))
+    found = find_abilities(Stage(network, 10**6))
+    assert not found.together
+    assert not found.padded
+    assert found.restorable
+    assert "1000000 tokens" in found.reasons[0]
+
+
+def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
+    found = abilities(model_folder("family-plamo3"))
+    assert found.together
+    assert not found.cut
+    assert "depend on where a prompt is cut" in found.reasons[0]
+
+
+def test_tokens_that_are_ruled_out_make_no_difference() -> None:
+    found = find_abilities(Stage(Silencing(load_model(model_folder("dense"))[0])))
+    assert found == Abilities(together=True, padded=True, restorable=True, cut=True)
+
+
+def test_the_network_that_is_tried_has_the_models_own_arrays_and_near_thresholds() -> None:
+    folder = model_folder("sliding")
+    network, _ = load_model(folder)
+    stage = stage_for(folder, network)
+    assert [cache.max_size for cache in make_prompt_cache(stage.network)[:2]] == [NEAR_TOKENS] * 2
+    assert [cache.max_size for cache in make_prompt_cache(network)[:2]] == [32] * 2
+    own, twins = (dict(tree_flatten(each.parameters())) for each in (network, stage.network))
+    assert own.keys() == twins.keys()
+    assert all(twins[name] is array for name, array in own.items())
+
+
+def test_a_model_that_sees_is_tried_with_near_thresholds_too() -> None:
+    folder = model_folder("gemma3-eyes")
+    stage = stage_for(folder, load_network(folder), load_network)
+    assert stage.threshold == NEAR_TOKENS
+    assert NEAR_TOKENS in [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
+    assert find_abilities(stage) == Abilities(together=True, padded=True, restorable=True, cut=True)
+
+
+def test_a_model_without_thresholds_is_tried_as_it_is() -> None:
+    network, _ = load_model(model_folder("dense"))
+    assert stage_for(model_folder("dense"), network) == Stage(network)
+
+
+def test_blocks_of_which_upstream_takes_some_sizes_only_are_tried_as_near_as_can_be() -> None:
+    folder = model_folder("family-phi3small")
+    network, _ = load_model(folder)
+    assert stage_for(folder, network).threshold == 32
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 256, 257, 700])

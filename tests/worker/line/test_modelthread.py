@@ -1,4 +1,4 @@
-"""The model thread: what it tells of a load."""
+"""The model thread: what it tells of its start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.messages import Loading, Ready
+from protocol.messages import Ready
 from protocol.workersettings import WorkerSettings
 from tests.system import eventually
 from worker.fake.loader import FakeLoader
 from worker.laps import Laps
-from worker.line import modelthread
 from worker.line.modelthread import ModelThread
 from worker.line.outbox import Outbox
 
@@ -22,7 +21,7 @@ from worker.line.outbox import Outbox
 def loaded(laps: Laps) -> Iterator[list[object]]:
     """What a thread that has loaded its model has told."""
     outbox = Outbox()
-    thread = ModelThread(FakeLoader("fake"), WorkerSettings(), "incarnation", outbox, laps)
+    thread = ModelThread(FakeLoader("fake"), WorkerSettings(), "incarnation", outbox, laps=laps)
     assert not thread.is_loaded
     thread.start()
     try:
@@ -34,17 +33,6 @@ def loaded(laps: Laps) -> Iterator[list[object]]:
         assert thread.pool is not None
         thread.pool.close()
         outbox.close()
-
-
-def test_the_log_is_told_how_far_a_load_has_come_and_not_too_often(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for progress_s, times in ((0.0, 10), (60.0, 0)):
-        caplog.clear()
-        monkeypatch.setattr(modelthread, "PROGRESS_S", progress_s)
-        with caplog.at_level(logging.INFO), loaded(Laps()) as told:
-            assert len([message for message in told if isinstance(message, Loading)]) == 10
-        assert sum(line.startswith("loading: ") for line in caplog.messages) == times
 
 
 def test_what_its_start_took_is_told_in_the_log_and_with_ready(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, Model, NoRoomError
-from worker.engine.caches import proof
+from worker.engine.caches import trial
 from worker.laps import Laps
 from worker.models import load, memory, vision
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
@@ -80,13 +80,23 @@ def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
         "fingerprint",
     ]
     assert isinstance(first, Model)
-    monkeypatch.setattr(proof, "prove", None)  # nobody may call them
+    monkeypatch.setattr(trial, "find_abilities", None)  # nobody may call them
     monkeypatch.setattr(vision, "try_eyes", None)
     second = ModelLoader(None, trials=tmp_path).load(nothing)
     assert isinstance(second, Model)
     assert second.facts.batched
     assert second.facts.capabilities.images
     assert second.engine.shape == first.engine.shape is not None
+
+
+def test_the_log_says_what_a_model_cannot_do_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(model_folder("family-minimax_m3_vl"))).load(nothing)
+    assert not model.facts.batched
+    assert any(
+        re.search(r"no batches: logits change by [\d.]+ of their spread", line) for line in caplog.messages
+    )
+    assert any("requests not batched" in line for line in caplog.messages)
 
 
 def test_weights_are_evaluated_and_reported_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 import mlx.core as mx
 import pytest
@@ -14,7 +15,10 @@ from huggingface_hub import constants, errors
 from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, ModelError
 from worker.models import load
+from worker.models.config import read_config, require_known
+from worker.models.explain import explain
 from worker.models.load import ModelLoader
+from worker.models.source import find_folder
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -33,12 +37,30 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> 
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    for architecture in ("abacus9", "../../evil", "nn.mlp"):
+    for architecture in ("abacus9", "../../evil", "nn.mlp", "a.b-c", "-"):
         shutil.rmtree(tmp_path / "a-model", ignore_errors=True)
         message = failure(copied(tmp_path, model_type=architecture))
         assert f"does not know the architecture '{architecture}'" in message
     shutil.rmtree(tmp_path / "a-model")
     assert "names no model_type" in failure(copied(tmp_path, model_type=None))
+
+
+@pytest.mark.parametrize("architecture", ["lfm2-vl", "lille-130m", "nemotron-nas"])
+def test_a_hyphen_is_part_of_an_architectures_name(tmp_path: Path, architecture: str) -> None:
+    folder = copied(tmp_path, model_type=architecture)
+    require_known(read_config(folder, "x"), "x")
+
+
+def test_an_architecture_whose_import_leaves_the_process_is_named(tmp_path: Path) -> None:
+    message = failure(copied(tmp_path, model_type="olmo"))
+    assert "needs a package for the architecture 'olmo' that is not installed" in message
+
+
+def test_layers_of_another_device_are_no_reason_to_download_again(tmp_path: Path) -> None:
+    config = read_config(copied(tmp_path), "x")
+    message = explain(RuntimeError("[metal_kernel] No Metal back-end."), config)
+    assert "made for another device than this machine has" in message
+    assert "ownload" not in message
 
 
 def test_a_config_the_architecture_cannot_be_built_from_is_named(tmp_path: Path) -> None:
@@ -171,3 +193,23 @@ def test_names_are_known_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
     assert ModelLoader("org/model-4bit/").name == "model-4bit"
     assert ModelLoader(".").name == tmp_path.name
     assert ModelLoader("mlx-community/Qwen3-0.6B-4bit").name == "mlx-community/Qwen3-0.6B-4bit"
+
+
+def test_a_folder_that_is_misspelt_is_told_of_with_the_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "qwen-small").mkdir()
+    assert "did you mean qwen-small?" in failure(tmp_path / "qwen-smal")
+
+
+def test_an_id_that_the_hub_does_not_know_is_told_of_with_one_that_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models--org--small-4bit").mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        response = httpx.Response(404, request=httpx.Request("GET", "http://hub/api"))
+        raise errors.RepositoryNotFoundError("404", response=response)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelError, match="did you mean org/small-4bit\\?"):
+        find_folder("org/small-4bt", lambda folder: None)

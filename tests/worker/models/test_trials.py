@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.models.fixtures import model_folder
-from worker.contract import Shape
-from worker.engine.caches.proof import Abilities
+from worker.engine.caches.trial import Abilities
 from worker.models import trials
 from worker.models.source import WEIGHTS
 from worker.models.trials import FILES_MAX, Trials, key_of
 
 KEY = "0f" * 16
-PROVEN = Abilities(True, True, Shape(window=7, has_states=True))
+_KEY = KEY.encode()
+PROVEN = Abilities(True, True, True, True)
 
 
 def not_again() -> Abilities:
@@ -59,7 +59,11 @@ def test_without_a_folder_it_is_proven_each_time() -> None:
     assert len(proofs) == 2
 
 
-REFUSED = (Abilities(False, False, Shape()), Abilities(True, False, Shape()), Abilities(True, True, None))
+REFUSED = (
+    Abilities(False, False, True, True, ("no batches: too much",)),
+    Abilities(True, True, True, False),
+    Abilities(True, True, True, True, ("a reason",)),
+)
 
 
 @pytest.mark.parametrize("refused", REFUSED)
@@ -74,17 +78,23 @@ def test_what_was_refused_is_tried_again(tmp_path: Path, refused: Abilities) -> 
     | st.sampled_from(
         [
             b"{}",
-            b'{"key":"other","proven":{"batchable":true,"paddable":true,"shape":{}}}',
-            b'{"key":"%b","proven":{"batchable":true,"paddable":true,"shape":null}}' % KEY.encode(),
-            b'{"key":"%b","proven":{"batchable":false,"paddable":true,"shape":{}}}' % KEY.encode(),
-            b'{"key":"%b","proven":{"batchable":1,"paddable":true,"shape":{}}}' % KEY.encode(),
+            b'{"key":"other","proven":{"together":true,"padded":true,"restorable":true,"cut":true}}',
+            b'{"key":"%b","proven":{"together":true,"padded":true,"restorable":true,"cut":false}}' % _KEY,
+            b'{"key":"%b","proven":{"together":true,"padded":true,"restorable":true,"cut":1}}' % _KEY,
+            b'{"key":"%b","proven":{"together":true,"padded":true,"restorable":true}}' % _KEY,
         ]
     )
 )
 def test_a_file_that_is_damaged_or_anothers_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / f"{KEY}.json").write_bytes(content)
-    other = Abilities(True, True, Shape(window=1))
-    assert Trials(tmp_path).abilities(KEY, lambda: other) == other
+    proofs: list[int] = []
+
+    def prove() -> Abilities:
+        proofs.append(1)
+        return PROVEN
+
+    assert Trials(tmp_path).abilities(KEY, prove) == PROVEN
+    assert proofs
 
 
 def test_a_proof_that_was_cut_off_is_made_again_and_kept(tmp_path: Path) -> None:

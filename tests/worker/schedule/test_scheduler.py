@@ -419,7 +419,7 @@ def test_who_was_preempted_keeps_its_answer_and_its_place_in_line() -> None:
         answer(s, id, 100)
     add(s, "c", 10)
     plan = s.plan()
-    assert [row.id for row in plan.preempted] == ["b"]
+    assert [(row.id, row.preemptions) for row in plan.preempted] == [("b", 1)]
     assert not plan.groups  # c would fit, and b comes first
     s.drop("a")
     [[chunk]] = s.plan().groups

@@ -1,32 +1,33 @@
-"""Whether rows of a model can share a forward pass, and be stored: found by doing it, next to each row alone.
+"""What rows of a model can do, together and one by one: found by doing it, next to what each does alone.
 
 Having the right caches is not enough. Some models take a position from the width of a buffer or from one
-number for all rows, and then give rows of unequal length wrong answers without a word.
+number for all rows, some cut blocks where a row happens to lie, and then give rows of unequal length wrong
+answers without a word. Many do so only beyond a length that their config names: what is tried has all of
+those close by, and prompts on both sides of them.
 """
 
 from __future__ import annotations
 
-import logging
+import copy
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import Piece, Shape
+from worker.contract import Piece
 from worker.engine.caches import stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.prefill import prefill_together
 
-log = logging.getLogger(__name__)
-
 Prompt = tuple[int, ...]
 
-_PROMPTS: tuple[Prompt, ...] = ((), (3,), (1, 4), (1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7))
-"""The empty one is of a row that is fed its only token by a decode step."""
-_LONG = _PROMPTS[-1]
-_STOP = 6
-"""Where that one is stored."""
+NEAR_TOKENS = 4
+"""Where thresholds are, if they can be brought that near."""
+THRESHOLD_TOKENS_MAX = 128
+"""How far a threshold may be to be tried: prompts twice as long are run."""
 _FOLLOWING = (2, 7)
 """Fed to each row after its prompt."""
 _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -34,76 +35,133 @@ _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeErro
 
 _DIFFERENCE_MAX = 0.1
 """Of the logits' spread. Rounding makes a hundredth of it at most, a wrong position as much as it likes."""
+_MEAN_DIFFERENCE_MAX = 0.03
+"""Of all positions of a prompt, their mean: rounding may choose another expert in one of them."""
 
 
-def can_decode_together(model: nn.Module) -> bool:
-    """Whether rows of unequal lengths answer in one batch as they do alone."""
-    return _agree(model, _PROMPTS, lambda: [_alone(model, prompt) for prompt in _PROMPTS], "decode together")
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is tried: a network, and the tokens at which the farthest of its thresholds lies."""
+
+    network: nn.Module
+    threshold: int = NEAR_TOKENS
 
 
-def can_prefill_together(model: nn.Module) -> bool:
-    """Whether prompts of unequal lengths can be padded; of models that can decode together."""
-    some = _PROMPTS[1:]
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """`together`: rows of unequal lengths answer in one batch as they do alone. `padded`: their prompts can
+    be run together, too. `restorable`: a row that is made again of what was stored goes on as it did. `cut`:
+    a prompt can be run in pieces of any length. `reasons`: for what is not so."""
 
-    def padded() -> list[RowCaches]:
-        return list(prefill_together(model, {str(prompt): prompt for prompt in some}).values())
-
-    return _agree(model, some, padded, "be prefilled together")
-
-
-def restorable_shape(model: nn.Module) -> Shape | None:
-    """What must be stored of a row to make it again; None where a row made again answers otherwise."""
-    try:
-        whole = _alone(model, _LONG)
-        shape = stored.shape_of(whole)
-        begun = _alone(model, _LONG[:_STOP])
-        columns, _ = stored.columns_of(begun, 0, 0, _STOP)
-        states = stored.states_of(begun, 0)
-        again: RowCaches = make_prompt_cache(model)
-        used = _STOP if shape.has_states else _STOP - 2
-        stored.rebuild(again, [Piece(columns, 0, _STOP, used)], states)
-        model(mx.array([_LONG[used:]], mx.uint32), cache=again)
-        for token in _FOLLOWING:
-            first, second = (model(mx.array([[token]], mx.uint32), cache=row) for row in (whole, again))
-            difference = _difference(second, first)
-            if not difference <= _DIFFERENCE_MAX:
-                log.debug("rows cannot be restored: their logits differ by %.2g", difference)
-                return None
-    except _REFUSALS as error:
-        log.debug("rows cannot be restored: %r", error)
-        return None
-    return shape
+    together: bool
+    padded: bool
+    restorable: bool
+    cut: bool
+    reasons: tuple[str, ...] = ()
 
 
-def _alone(model: nn.Module, prompt: Prompt) -> RowCaches:
-    caches: RowCaches = make_prompt_cache(model)
-    if prompt:
-        model(mx.array([prompt], mx.uint32), cache=caches)
-    return caches
+def find_abilities(stage: Stage) -> Abilities:
+    """Raises what upstream's model raises where not even a single row runs."""
+    is_far = stage.threshold > THRESHOLD_TOKENS_MAX
+    trial = _Trial(stage.network, NEAR_TOKENS if is_far else stage.threshold)
+    reasons: list[str] = []
+
+    def can(ability: str, attempt: Callable[[], None]) -> bool:
+        try:
+            attempt()
+        except _REFUSALS as error:
+            reasons.append(f"{ability}: {' '.join(str(error).split()) or type(error).__name__}")
+            return False
+        return True
+
+    if is_far:
+        reasons.append(f"no batches: it changes at {stage.threshold} tokens, too far to be tried")
+    together = not is_far and can("no batches", trial.decode_together)
+    padded = together and can("prompts run apart", trial.prefill_together)
+    restorable = can("nothing reused", trial.restore)
+    cut = can("answers depend on where a prompt is cut", trial.cut)
+    return Abilities(together, padded, restorable, cut, tuple(reasons))
 
 
-def _difference(logits: mx.array, right: mx.array) -> float:
-    """The largest, over the spread of the right ones. May be NaN."""
-    return float(mx.max(mx.abs(logits - right)) / (mx.max(right) - mx.min(right)))
+class _Trial:
+    """Its prompts, their rows' caches, and what each row answers alone: logits [1, vocabulary] after each of
+    `_FOLLOWING`."""
 
+    def __init__(self, model: nn.Module, threshold: int) -> None:
+        self._model = model
+        self._prompts = [
+            _prompt(tokens) for tokens in (0, 1, threshold - 1, threshold + 2, 2 * threshold + 3)
+        ]
+        """The empty one is of a row that is fed its only token by a decode step."""
+        self._rows: list[RowCaches] = [make_prompt_cache(model) for _ in self._prompts]
+        self._read = [self._run(row, prompt) for row, prompt in zip(self._rows, self._prompts, strict=True)]
+        self._alone = [self._follow(copy.deepcopy(row)) for row in self._rows]
+        self._long, self._stop, self._piece = self._prompts[-1], threshold + 2, threshold // 2 + 1
 
-def _agree(
-    model: nn.Module, prompts: Sequence[Prompt], prefill: Callable[[], list[RowCaches]], ability: str
-) -> bool:
-    """Whether rows as `prefill` makes them decode together as each of them would alone."""
-    try:
-        batch = Batch(make_prompt_cache(model))
-        batch.reseat([], prefill(), [len(prompt) for prompt in prompts])
-        alone = [_alone(model, prompt) for prompt in prompts]
-        for token in _FOLLOWING:
-            together = model(mx.array([[token]] * len(alone), mx.uint32), cache=batch.caches)
+    def decode_together(self) -> None:
+        self._decode(self._rows, self._prompts, self._alone)
+
+    def prefill_together(self) -> None:
+        prompts = self._prompts[1::2] + self._prompts[-1:]
+        padded = prefill_together(self._model, {str(len(prompt)): prompt for prompt in prompts})
+        self._decode(list(padded.values()), prompts, self._alone[1::2] + self._alone[-1:])
+
+    def restore(self) -> None:
+        """The long row again, of what is stored of one that went beyond the threshold."""
+        begun, again = make_prompt_cache(self._model), make_prompt_cache(self._model)
+        self._run(begun, self._long[: self._stop])
+        columns, _ = stored.columns_of(begun, 0, 0, self._stop)
+        used = self._stop if stored.shape_of(begun).has_states else self._stop - 2
+        stored.rebuild(again, [Piece(columns, 0, self._stop, used)], stored.states_of(begun, 0))
+        self._run(again, self._long[used:])
+        self._equal(self._follow(again), self._alone[-1])
+
+    def cut(self) -> None:
+        """The long row's prompt whole and in pieces, looked at in every position: where there is a difference
+        at a border, little of it may be left at the end."""
+        row: RowCaches = make_prompt_cache(self._model)
+        pieces = [self._long[first : first + self._piece] for first in range(0, len(self._long), self._piece)]
+        found = mx.concatenate([self._run(row, piece) for piece in pieces])
+        _limit(mx.mean(_differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
+
+    def _run(self, row: RowCaches, tokens: Prompt) -> mx.array:
+        """The logits after each token, [tokens, vocabulary]."""
+        return self._model(mx.array([tokens], mx.uint32), cache=row)[0] if tokens else mx.array([])
+
+    def _follow(self, row: RowCaches) -> list[mx.array]:
+        return [self._run(row, (token,)) for token in _FOLLOWING]
+
+    def _decode(
+        self, rows: list[RowCaches], prompts: list[Prompt], alone: Sequence[Sequence[mx.array]]
+    ) -> None:
+        batch = Batch(make_prompt_cache(self._model))
+        batch.reseat([], rows, [len(prompt) for prompt in prompts])
+        for token, right in zip(_FOLLOWING, zip(*alone, strict=True), strict=True):
+            together = self._model(mx.array([[token]] * len(rows), mx.uint32), cache=batch.caches)[:, -1]
             batch.advance()
-            apart = mx.concatenate([model(mx.array([[token]], mx.uint32), cache=row) for row in alone])
-            difference = _difference(together, apart)
-            if not difference <= _DIFFERENCE_MAX:
-                log.debug("rows cannot %s: their logits differ by %.2g", ability, difference)
-                return False
-    except _REFUSALS as error:
-        log.debug("rows cannot %s: %r", ability, error)
-        return False
-    return True
+            self._equal([together], [mx.concatenate(list(right))])
+
+    @staticmethod
+    def _equal(found: Sequence[mx.array], right: Sequence[mx.array]) -> None:
+        for some, others in zip(found, right, strict=True):
+            _limit(mx.max(_differences(some, others)), _DIFFERENCE_MAX)
+
+
+def _prompt(tokens: int) -> Prompt:
+    return tuple((31 * place + 7 * tokens) % 97 + 1 for place in range(tokens))
+
+
+def _limit(difference: mx.array, most: float) -> None:
+    """Raises `ValueError` where logits differ by more than rounding, or are not numbers."""
+    if not float(difference) <= most:
+        raise ValueError(f"logits change by {float(difference):.2g} of their spread")
+
+
+def _differences(logits: mx.array, right: mx.array) -> mx.array:
+    """Each row's largest, of [rows, vocabulary], over the spread of its right ones. Tokens that are ruled out
+    in both do not count."""
+    is_there = mx.abs(right) < math.inf
+    highest = mx.max(mx.where(is_there, right, -math.inf), axis=-1)
+    lowest = mx.min(mx.where(is_there, right, math.inf), axis=-1)
+    apart = mx.max(mx.where(logits == right, 0, mx.abs(logits - right)), axis=-1)
+    return apart / (highest - lowest)

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from broker.dialects import chat, chat_body
 from broker.dialects.messages import body, request
 from broker.dialects.messages.conversation import conversation
+from broker.dialects.parts import Image
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Calling, Form, Tokenizing
@@ -166,10 +167,10 @@ def test_images_are_found_wherever_they_are_and_named_as_the_client_knows_them()
     link = block("image", source={"type": "url", "url": "https://example.org/a.png"})
     content = [text("See"), block("tool_result", tool_use_id="a", content=[text("Here"), link]), data]
     spoken = conversation(body.read(raw([HI, {"role": "user", "content": content}])), system_in_place=True)
-    assert [(image.url, image.param) for image in spoken.images] == [
-        ("https://example.org/a.png", "messages[1].content[1].content[1]"),
-        (f"data:image/png;base64,{PIXEL}", "messages[1].content[2]"),
-    ]
+    assert spoken.attachments == (
+        Image("https://example.org/a.png", "messages[1].content[1].content[1]"),
+        Image(f"data:image/png;base64,{PIXEL}", "messages[1].content[2]"),
+    )
     assert [message["content"] for message in spoken.messages] == [
         "Hi",
         [text("Here"), {"type": "image"}],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker.dialects import chat, chat_body
 from broker.dialects.normalize import Conversation
+from broker.dialects.parts import Image
 from broker.dialects.responses import body, request
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER, listed
@@ -105,7 +106,7 @@ def test_tools_are_shown_to_the_template_as_in_a_chat() -> None:
         return bytes(generate.tools or b""), generate.calling
 
     offer = request.offered(read)
-    by_items = request.generate(read, by_responses("x"), offer, [], id="x", incarnation="g")
+    by_items = request.generate(read, offer, by_responses("x").messages, [], id="x", incarnation="g")
     asked = chat_body.read(json.dumps(in_chat).encode())
     by_messages = chat.generate(asked, by_chat(in_chat["messages"]).messages, [], id="x", incarnation="g")
     assert made(by_items) == made(by_messages)
@@ -222,8 +223,12 @@ def test_images_are_set_aside_wherever_they_are() -> None:
         {"type": "function_call_output", "call_id": "1", "output": [picture]},
     ]
     conversation = by_responses(items)
-    assert [image.param for image in conversation.images] == ["input[0].content[1]", "input[2].output[0]"]
-    assert {image.url for image in conversation.images} == {IMAGE}
+    assert [image.param for image in conversation.attachments] == [
+        "input[0].content[1]",
+        "input[2].output[0]",
+    ]
+    assert {image.url for image in conversation.attachments if isinstance(image, Image)} == {IMAGE}
+    assert {image.detail for image in conversation.attachments if isinstance(image, Image)} == {"auto"}
     assert conversation.messages[2]["content"] == [{"type": "image"}]
 
 

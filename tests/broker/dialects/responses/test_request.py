@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from broker.dialects.body import encode
-from broker.dialects.normalize import Conversation
 from broker.dialects.responses import body, request
 from protocol.conversation import unpack
 from protocol.errors import RequestError
@@ -24,8 +23,8 @@ def read(**fields: Any) -> body.Body:
 
 def generate(**fields: Any) -> Generate:
     asked = read(**fields)
-    canonical = Conversation([{"role": "user", "content": "hello"}], ())
-    return request.generate(asked, canonical, request.offered(asked), [], id="resp_1", incarnation="g")
+    messages = [{"role": "user", "content": "hello"}]
+    return request.generate(asked, request.offered(asked), messages, [], id="resp_1", incarnation="g")
 
 
 def envelope(**fields: Any) -> Any:

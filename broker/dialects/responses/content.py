@@ -1,0 +1,75 @@
+"""The content of items -> parts as chat has them, each image and video with its place in the body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from broker.dialects.body import convert
+from broker.dialects.chat_body import FramesPart, ImageURL, VideoPart
+from broker.dialects.parts import Detail
+from protocol.errors import Code, RequestError
+
+Content = str | list[dict[str, Any]]
+
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+class InputImage(Struct):
+    image_url: ImageURL | str | None = None
+    detail: Detail | None = None
+
+
+VISUALS: Mapping[str, type[Struct]] = {
+    "input_image": InputImage,
+    "video_url": VideoPart,
+    "video": FramesPart,
+}
+"""What is read of the parts of each kind that is no text. Videos as in chat: OpenAI has none here."""
+
+
+def content_of(content: Content | None, place: str) -> Content:
+    """What is said, or what a call has brought. Raises `RequestError` for a wrong part."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
+
+
+def text_of(content: Content | None, place: str) -> str:
+    """Of the model's own messages, which have no images."""
+    parts = content_of(content, place)
+    if isinstance(parts, str):
+        return parts
+    for index, part in enumerate(parts):
+        if part["type"] != "text":
+            raise wrong(f"{place}[{index}]", "an assistant's message holds text")
+    return "\n".join(part["text"] for part in parts if part["text"])
+
+
+def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in VISUALS:
+        return _visual(part, kind, place)
+    if not isinstance(kind, str) or kind not in TEXTS:
+        if kind in ("input_file", "input_audio"):
+            message = f"'{place}': parts of type {kind!r} are not served here: send text, or an image."
+            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
+        raise wrong(place, f"there are no parts of type {str(kind)[:64]!r}")
+    text = part.get(TEXTS[kind])
+    if not isinstance(text, str | None):
+        raise wrong(f"{place}.{TEXTS[kind]}", "must be a string")
+    return {"type": "text", "text": text or ""}
+
+
+def _visual(part: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
+    read = convert(part, VISUALS[kind], place)
+    if isinstance(read, InputImage) and read.image_url is None:
+        raise wrong(f"{place}.image_url", "is required: no files are kept here to take an image from")
+    return {**part, "type": kind, "param": place}
+
+
+def wrong(place: str, why: str) -> RequestError:
+    """Something in an item is not what it should be."""
+    return RequestError(Code.INVALID_REQUEST, f"'{place}': {why}.", param=place)

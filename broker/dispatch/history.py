@@ -1,0 +1,121 @@
+"""The last minutes in numbers, one sample a second, for charts. Pure, the clock handed in.
+
+A sample tells of the time since the one before it: rates by that time, means over what has happened in it,
+None where nothing has. Everything comes from totals that are counted anyway.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, fields
+
+from broker.dispatch.fleet import Fleet
+from broker.dispatch.flights import Flights
+from broker.dispatch.traffic import Traffic
+
+SAMPLE_S = 1.0
+SAMPLES_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`batch`: requests that gained something in a step, on average. `cache_hit_rate`: of prompts' tokens.
+    Memory is that of all workers."""
+
+    at: float
+    tokens_per_s: float
+    running: int
+    waiting: int
+    batch: float | None
+    time_to_first_token_s: float | None
+    inter_token_s: float | None
+    cache_hit_rate: float | None
+    resident_bytes: int
+    device_bytes: int
+    cache_bytes: int
+
+
+COLUMNS = tuple(field.name for field in fields(Sample))
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    tokens: int = 0
+    pieces: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    firsts: int = 0
+    first_s: float = 0.0
+    gaps: int = 0
+    gap_s: float = 0.0
+
+    @classmethod
+    def of(cls, traffic: Traffic) -> _Totals:
+        models = list(traffic.models.values())
+        return cls(
+            tokens=sum(model.tokens for model in models),
+            pieces=sum(model.pieces for model in models),
+            steps=sum(model.steps for model in models),
+            prompt_tokens=sum(model.prompt_tokens for model in models),
+            cached_tokens=sum(model.cached_tokens for model in models),
+            firsts=sum(model.first_token_s.count for model in models),
+            first_s=sum(model.first_token_s.sum for model in models),
+            gaps=sum(model.inter_token_s.count for model in models),
+            gap_s=sum(model.inter_token_s.sum for model in models),
+        )
+
+
+class History:
+    """The samples, the eldest first."""
+
+    def __init__(self, traffic: Traffic, fleet: Fleet, flights: Flights) -> None:
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self.taken = 0
+        """How many there have been, those included that are forgotten."""
+        self._traffic = traffic
+        self._fleet = fleet
+        self._flights = flights
+        self._before = _Totals()
+        self._sampled_at: float | None = None
+
+    def since(self, taken: int) -> list[Sample]:
+        """Those after the first `taken`, as far as they are kept."""
+        count = min(max(0, self.taken - taken), len(self.samples))
+        return list(self.samples)[len(self.samples) - count :]
+
+    def tick(self, now: float) -> None:
+        """To be called more often than once a second: takes a sample when it is time."""
+        if self._sampled_at is None:
+            self._sampled_at, self._before = now, _Totals.of(self._traffic)
+        elif now - self._sampled_at >= SAMPLE_S:
+            self._take(now, now - self._sampled_at)
+
+    def _take(self, now: float, passed_s: float) -> None:
+        before, after = self._before, _Totals.of(self._traffic)
+        beats = [worker.beat for worker in self._fleet if worker.beat is not None]
+        told = [beat.resources for beat in beats if beat.resources is not None]
+        running = sum(beat.running for beat in beats)
+        self.samples.append(
+            Sample(
+                at=now,
+                tokens_per_s=round((after.tokens - before.tokens) / passed_s, 3),
+                running=running,
+                waiting=sum(beat.waiting for beat in beats) + len(self._flights.waiting()),
+                batch=_share(after.pieces - before.pieces, after.steps - before.steps),
+                time_to_first_token_s=_share(after.first_s - before.first_s, after.firsts - before.firsts),
+                inter_token_s=_share(after.gap_s - before.gap_s, after.gaps - before.gaps),
+                cache_hit_rate=_share(
+                    after.cached_tokens - before.cached_tokens, after.prompt_tokens - before.prompt_tokens
+                ),
+                resident_bytes=sum(each.resident_bytes for each in told),
+                device_bytes=sum(each.device_bytes for each in told),
+                cache_bytes=sum(worker.cache_bytes for worker in self._fleet),
+            )
+        )
+        self.taken += 1
+        self._sampled_at, self._before = now, after
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole else None

@@ -1,0 +1,137 @@
+"""`roundhouse bench`."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.command.reach import Config, Port
+
+if TYPE_CHECKING:
+    from deploy.load.client import Target
+
+PROGRAM = "roundhouse bench"
+FILE_WIDTH = 140
+"""Of a table where there is no terminal to be as wide as."""
+KEYS = ("ROUNDHOUSE_API_KEYS", "OPENAI_API_KEY")
+
+
+def bench(
+    url: Annotated[
+        str | None, typer.Argument(help="Any endpoint of chat completions; else that of serve.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(help="A second endpoint, measured in turns with the first.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="What is asked for; else the first there is.")] = None,
+    compare_model: Annotated[str | None, typer.Option(help="The same of the second endpoint.")] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at a time, one run for each number.")] = "1,4,16",
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Instead: requests a second, arriving at random.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Of a run (default: twice as many as at a time, at least 8).")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt, about.")] = 128,
+    shared_tokens: Annotated[int, typer.Option(min=0, help="Of these, the same in all prompts.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Of each answer, at the most.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each run.")] = 3,
+    seed: Annotated[str | None, typer.Option(help="Of all words: the same seed, the same prompts.")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - prints.")] = None,
+    port: Port = None,
+    config: Config = None,
+) -> None:
+    """Measure an endpoint under load: tokens a second, time to the first text, gaps between pieces.
+
+    Prompts are new in every round, but for what they are to share, so nothing is found cached. A key is taken
+    from ROUNDHOUSE_API_KEYS or OPENAI_API_KEY.
+    """
+    import asyncio
+
+    from rich.console import Console
+
+    from deploy.load import report, sweep
+    from deploy.load.client import TargetError
+    from deploy.load.drive import Load
+    from deploy.load.prompts import Shape
+    from protocol import settings
+
+    shape, told = Shape(prompt_tokens, shared_tokens), Console(stderr=True)
+    counts = [None] if rate is not None else _numbers(concurrency)
+    loads = [
+        Load(requests or max(8, 2 * (count or 1)), shape, answer_tokens, count, rate) for count in counts
+    ]
+    seed = seed or secrets.token_hex(4)
+    try:
+        sides = asyncio.run(_sides(_first(url, port, config), compare, model, compare_model))
+        with told.status("measuring") as status:
+            results = asyncio.run(sweep.measure(sides, loads, rounds, seed, status.update))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (TargetError, settings.SettingsError, OSError) as error:
+        settings.exit_with(PROGRAM, str(error))
+    about = {"seed": seed, "sides": {name: [side.url, side.model] for name, side in sides.items()}}
+    written = json.dumps(report.document(results, about), indent=1)
+    if as_json is not None and str(as_json) == "-":
+        typer.echo(written)
+        return
+    if as_json is not None:
+        as_json.write_text(written + "\n")
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(report.table(results))
+    for line in report.ratios(results):
+        console.print(line, highlight=False)
+    console.print(report.LEGEND, style="dim")
+
+
+def _numbers(text: str) -> list[int | None]:
+    try:
+        found: list[int | None] = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or any(number is None or number < 1 for number in found):
+        raise typer.BadParameter(f"--concurrency {text!r}: write numbers from 1 on, as 1,4,16")
+    return found
+
+
+def _first(url: str | None, port: int | None, config: Path | None) -> tuple[str, str | None]:
+    """Where the first side is, and its key. Raises `SettingsError` or `OSError`."""
+    if url is not None:
+        return _bare(url), _key()
+    from deploy.command.reach import endpoint
+
+    found = endpoint(None, port, config)
+    return found.url, found.key
+
+
+def _bare(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _key() -> str | None:
+    told = (word for name in KEYS for word in os.environ.get(name, "").split(",") if word)
+    return next(told, None)
+
+
+async def _sides(
+    first: tuple[str, str | None], compare: str | None, model: str | None, compare_model: str | None
+) -> dict[str, Target]:
+    """By name: the address, or the model where both have one address. Raises `TargetError`."""
+    from deploy.load.client import Target, first_model
+
+    url, key = first
+    sides = [Target(url, model or await first_model(url, key), key)]
+    if compare is not None:
+        other = _bare(compare)
+        sides.append(Target(other, compare_model or await first_model(other, _key()), _key()))
+    if len({side.url for side in sides}) == len(sides):
+        return {side.url.partition("://")[2]: side for side in sides}
+    names = [f"{number}: {side.model}" for number, side in enumerate(sides, 1)]
+    return dict(zip(names, sides, strict=True))

@@ -1,0 +1,72 @@
+"""`roundhouse chat`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deploy.command.reach import Config, Port, Url, endpoint
+
+PROGRAM = "roundhouse chat"
+
+
+def chat(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A question; without one it is a conversation.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which of several models, by its name.")] = None,
+    url: Url = None,
+    port: Port = None,
+    config: Config = None,
+    system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",
+    image: Annotated[list[Path] | None, typer.Option(help="An image to go with the question.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of each answer.")] = None,
+    history: Annotated[bool, typer.Option(help="Remember what was typed, in a file of your own.")] = True,
+) -> None:
+    """Talk to a model: Markdown, several lines, images by path, thoughts folded. /help tells more.
+
+    A question may be given, or come by a pipe; then its answer is all that is printed.
+    """
+    from rich.console import Console
+
+    from deploy.agents import models
+    from deploy.console import http, talk
+    from deploy.console.conversation import Conversation, ImageError, read_image
+    from protocol import settings
+
+    console, question = Console(highlight=False), " ".join(words or ())
+    if not sys.stdin.isatty():
+        question = "\n\n".join(part for part in (question, sys.stdin.read().strip()) if part)
+        if not question:
+            settings.exit_with(PROGRAM, "there is no question: say it, or pipe it in")
+    fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
+    told = {name: value for name, value in fields.items() if value is not None}
+    try:
+        found = endpoint(url, port, config)
+        chosen = models.choose(models.ask(found), model)
+        with http.open_client(found) as client:
+            talking = talk.Talk(client, console, chosen.id, Conversation(system), told)
+            if question:
+                talking.say(question, image or (), draw=console.is_terminal)
+                return
+            console.print(f"{chosen.id} at {found.url}. /help tells more.", style="dim", markup=False)
+            talking.images += [read_image(path) for path in image or ()]
+            with talk.lines_with_history(_history_file(os.environ) if history else None) as read_line:
+                talking.run(read_line)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (http.ConsoleError, models.LaunchError, settings.SettingsError, ImageError, OSError) as error:
+        settings.exit_with(PROGRAM, str(error))
+
+
+def _history_file(environ: Mapping[str, str]) -> Path:
+    """By the rules of XDG, on every system."""
+    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "roundhouse" / "chat_history"

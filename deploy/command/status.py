@@ -1,0 +1,44 @@
+"""`roundhouse status`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deploy.command.reach import Config, Port, Url, endpoint
+
+PROGRAM = "roundhouse status"
+
+
+def status(
+    url: Url = None,
+    port: Port = None,
+    config: Config = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show it once; so it is where nobody looks on.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document of /v1/status.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show what runs, who asks, how fast, and what went wrong lately. Ctrl-C ends it."""
+    from threading import Event
+
+    from rich.console import Console
+
+    from deploy.console import http, watch
+    from protocol import settings
+
+    console = Console()
+    try:
+        with http.open_client(endpoint(url, port, config)) as client:
+            if as_json:
+                console.print_json(data=http.get(client, "/v1/status"))
+            elif once or not console.is_terminal:
+                watch.show(console, lambda: http.get(client, "/v1/status"))
+            else:
+                watch.watch(console, lambda: http.get(client, "/v1/status"), every, Event())
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except (http.ConsoleError, settings.SettingsError, OSError) as error:
+        settings.exit_with(PROGRAM, str(error))

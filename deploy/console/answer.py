@@ -1,0 +1,115 @@
+"""An answer on its way to a person: text as Markdown while it grows, what is thought before it in one line.
+
+Where nobody looks on, or nothing is to be drawn, it is the plain text, and thoughts are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+from deploy.console.http import Piece
+from deploy.console.markdown import settled
+
+DRAWS_PER_S = 12
+THOUGHT_CHARS_SHOWN = 60
+
+
+@dataclass(slots=True)
+class Answer:
+    """`stopped`: by the user, before its end. `reason`: why it ended by itself."""
+
+    text: str = ""
+    thought: str = ""
+    reason: str = ""
+    stopped: bool = False
+
+
+def plain(console: Console, pieces: Iterable[Piece]) -> Answer:
+    """As it comes, character by character the same."""
+    answer = Answer()
+    for piece in pieces:
+        _take(answer, piece)
+        if piece.kind == "text":
+            console.out(piece.text, end="", highlight=False)
+    console.out("", highlight=False)
+    return answer
+
+
+def drawn(console: Console, pieces: Iterable[Piece]) -> Answer:
+    """As Markdown. Ctrl-C ends it early."""
+    answer = Answer()
+    screen = _Screen(console)
+    try:
+        for piece in pieces:
+            _take(answer, piece)
+            screen.show(answer)
+    except KeyboardInterrupt:
+        answer.stopped = True
+    finally:
+        screen.close(answer)
+    if answer.stopped:
+        console.print("stopped", style="dim")
+    elif answer.reason == "length":
+        console.print("cut off: it has as many tokens as it may have", style="dim")
+    return answer
+
+
+def _take(answer: Answer, piece: Piece) -> None:
+    match piece.kind:
+        case "text":
+            answer.text += piece.text
+        case "thought":
+            answer.thought += piece.text
+        case "end":
+            answer.reason = piece.text
+
+
+class _Screen:
+    """Prints for good what will not change, and draws the rest again and again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="ellipsis")
+        self._live.start()
+        self._printed = 0
+        self._drawn_at = 0.0
+        self._began = time.monotonic()
+        self._folded = False
+
+    def show(self, answer: Answer) -> None:
+        now = time.monotonic()
+        if now - self._drawn_at < 1 / DRAWS_PER_S:
+            return
+        self._drawn_at = now
+        self._fold(answer)
+        end = settled(answer.text)
+        if end > self._printed:
+            self._live.console.print(Markdown(answer.text[self._printed : end]))
+            self._printed = end
+        if answer.text:
+            self._live.update(Markdown(answer.text[self._printed :]), refresh=True)
+        elif answer.thought:
+            last = " ".join(answer.thought.split())[-THOUGHT_CHARS_SHOWN:]
+            self._live.update(Text(f"thinking: …{last}", "dim italic"), refresh=True)
+
+    def _fold(self, answer: Answer) -> None:
+        """Once it speaks, all that it has thought is a line."""
+        if answer.text and answer.thought and not self._folded:
+            self._folded = True
+            took = time.monotonic() - self._began
+            words = len(answer.thought.split())
+            self._live.console.print(f"▸ thought for {took:.1f} s, {words} words (/thought)", style="dim")
+
+    def close(self, answer: Answer) -> None:
+        self._fold(answer)
+        self._live.update(Text(), refresh=True)
+        self._live.stop()
+        if rest := answer.text[self._printed :].strip():
+            self._console.print(Markdown(rest))

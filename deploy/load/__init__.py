@@ -1,0 +1,1 @@
+"""A load generator for any endpoint of OpenAI's chat completions: `roundhouse bench`."""

@@ -1,0 +1,128 @@
+"""One streamed chat completion, timed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from deploy.load.samples import Sample
+
+ANSWER_S_MAX = 600.0
+CONNECT_S_MAX = 10.0
+ERROR_CHARS_MAX = 120
+_DATA = "data:"
+
+
+class TargetError(Exception):
+    """An endpoint that cannot be measured; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An endpoint: `url` as http://host:port, without the `/v1`. `model`: what it is asked for."""
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+
+
+@asynccontextmanager
+async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
+    """As many connections as are asked for; no proxy is asked for one on this machine."""
+    headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(ANSWER_S_MAX, connect=CONNECT_S_MAX)
+    is_plain = target.url.startswith("http:")
+    async with httpx.AsyncClient(
+        base_url=target.url,
+        headers=headers,
+        limits=limits,
+        timeout=timeout,
+        trust_env=not is_plain,
+        verify=not is_plain,
+    ) as http:
+        yield http
+
+
+async def ask(http: httpx.AsyncClient, target: Target, text: str, max_tokens: int) -> Sample:
+    """Greedy, and to the end that was asked for where the server can be told so. What goes wrong is said in
+    the sample."""
+    body = {
+        "model": target.model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sample = Sample(sent_at=time.perf_counter())
+    try:
+        stream = http.stream("POST", "/v1/chat/completions", json=body)
+        async with asyncio.timeout(ANSWER_S_MAX), stream as answer:
+            if answer.status_code != 200:
+                sample.error = _refusal(answer.status_code, await answer.aread())
+            else:
+                await _read(answer, sample)
+    except (httpx.HTTPError, TimeoutError, ValueError) as error:
+        sample.error = type(error).__name__
+    sample.ended_at = time.perf_counter()
+    return sample
+
+
+async def _read(answer: httpx.Response, sample: Sample) -> None:
+    done = False
+    async for line in answer.aiter_lines():
+        if not line.startswith(_DATA):
+            continue
+        data = line[len(_DATA) :].strip()
+        if data == "[DONE]":
+            done = True
+        else:
+            note(sample, json.loads(data), time.perf_counter())
+    if not done and not sample.error:
+        sample.error = "cut off"
+
+
+def note(sample: Sample, event: Mapping[str, Any], now: float) -> None:
+    """One event of the stream."""
+    if event.get("error"):
+        sample.error = "error in the stream"
+        return
+    if usage := event.get("usage"):
+        sample.prompt_tokens = usage.get("prompt_tokens") or 0
+        sample.tokens = usage.get("completion_tokens") or 0
+        sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if any(delta.get(part) for part in ("content", "reasoning", "reasoning_content", "tool_calls")):
+            sample.pieces.append(now)
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        told = json.loads(body)["error"]
+        return f"{status} {told.get('code') or told['message']}"[:ERROR_CHARS_MAX]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return str(status)
+
+
+async def first_model(url: str, key: str | None) -> str:
+    """What an endpoint serves, the first of it. Raises `TargetError`."""
+    async with connected(Target(url, "", key)) as http:
+        try:
+            answer = await http.get("/v1/models", timeout=CONNECT_S_MAX)
+            if answer.status_code != 200:
+                raise TargetError(f"{url}/v1/models answers {_refusal(answer.status_code, answer.content)}")
+            return str(answer.json()["data"][0]["id"])
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise TargetError(f"nothing answers at {url} ({error or type(error).__name__})") from None
+        except (ValueError, LookupError, TypeError):
+            raise TargetError(f"{url} has no model to be measured: name one with --model") from None

@@ -1,0 +1,114 @@
+"""What one request came to, and what many did: percentiles, rates. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+PERCENTS = (50, 90, 99)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request. Times are of one clock. `pieces`: when each piece of text came. `tokens` and
+    `prompt_tokens`: as the server counts them; without its word a piece is a token. `error`: why it has no
+    whole answer."""
+
+    sent_at: float
+    pieces: list[float] = field(default_factory=list)
+    ended_at: float = 0.0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+
+    @property
+    def answered(self) -> int:
+        return self.tokens or len(self.pieces)
+
+    @property
+    def first_s(self) -> float:
+        """To the first piece."""
+        return self.pieces[0] - self.sent_at
+
+    @property
+    def gaps(self) -> list[float]:
+        """Between two pieces."""
+        return [after - before for before, after in pairwise(self.pieces)]
+
+    @property
+    def per_token_s(self) -> float | None:
+        """The mean time of a token behind the first piece."""
+        behind = self.answered - 1
+        return (self.pieces[-1] - self.pieces[0]) / behind if behind > 0 else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of all do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles of something in seconds, its mean, and of how many."""
+
+    count: int
+    mean: float
+    at: dict[int, float]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None: there are none."""
+        if not values:
+            return None
+        return cls(
+            len(values), sum(values) / len(values), {each: percentile(values, each) for each in PERCENTS}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Many requests. Rates are over the time from the first request to the last end."""
+
+    requests: int
+    errors: dict[str, int]
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    first_s: Spread | None
+    gap_s: Spread | None
+    per_token_s: Spread | None
+    request_s: Spread | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        """Of those that were answered."""
+        answered = self.requests - sum(self.errors.values())
+        return answered / self.seconds if self.seconds else 0.0
+
+
+def summarize(samples: Sequence[Sample]) -> Summary:
+    """What failed counts as an error and in no time but that of the whole."""
+    well = [sample for sample in samples if not sample.error and sample.pieces]
+    ended = [sample.ended_at for sample in samples]
+    per_token = [each for sample in well if (each := sample.per_token_s) is not None]
+    return Summary(
+        requests=len(samples),
+        errors=dict(Counter(sample.error or "nothing came" for sample in samples if sample not in well)),
+        seconds=max(ended) - min(sample.sent_at for sample in samples) if samples else 0.0,
+        prompt_tokens=sum(sample.prompt_tokens for sample in well),
+        cached_tokens=sum(sample.cached_tokens for sample in well),
+        tokens=sum(sample.answered for sample in well),
+        first_s=Spread.of([sample.first_s for sample in well]),
+        gap_s=Spread.of([gap for sample in well for gap in sample.gaps]),
+        per_token_s=Spread.of(per_token),
+        request_s=Spread.of([sample.ended_at - sample.sent_at for sample in well]),
+    )

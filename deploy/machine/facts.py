@@ -1,0 +1,114 @@
+"""What `doctor` looks at, gathered: versions, memory, folders, ports, programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from deploy.machine import hub, memory
+from deploy.machine.memory import Memory
+from deploy.serving import ports
+from protocol import sockets
+
+MLX_S_MAX = 60.0
+HEALTH_S_MAX = 2.0
+_TRY_MLX = "import mlx.core as mx; mx.eval(mx.ones(4) + 1); print(mx.default_device())"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`mlx`: the device that it computes on; empty: it does not, and `mlx_error` says why. `port_user`: who
+    listens there: nobody (empty), `roundhouse`, or `another program`. `cache_writable`: of the folder of
+    models, or of the one that it will be made in. `runtime_error`: why there is no folder for sockets."""
+
+    python: tuple[int, int, int] = (3, 11, 0)
+    system: str = "Linux"
+    release: str = ""
+    machine: str = ""
+    memory: Memory = field(default_factory=lambda: Memory(0, 0, 0))
+    version: str = ""
+    mlx: str = ""
+    mlx_error: str = ""
+    port: int = 8000
+    port_user: str = ""
+    runtime_error: str = ""
+    cache: str = ""
+    cache_writable: bool = True
+    disk_free: int = 0
+    models: int = 0
+    model_bytes: int = 0
+    files_max: int = 0
+    has_compiler: bool = True
+    keeps_awake: bool = True
+
+
+def gather(port: int, environ: Mapping[str, str] = os.environ) -> Facts:
+    """Takes a few seconds: MLX is tried in a process of its own."""
+    mlx, mlx_error = _try_mlx()
+    held = hub.held()
+    home = _existing(hub.folder())
+    return Facts(
+        python=sys.version_info[:3],
+        system=platform.system(),
+        release=platform.mac_ver()[0] or platform.release(),
+        machine=platform.machine(),
+        memory=memory.look(),
+        version=metadata.version("mlx-roundhouse"),
+        mlx=mlx,
+        mlx_error=mlx_error,
+        port=port,
+        port_user=who_listens("127.0.0.1", port),
+        runtime_error=_runtime_error(),
+        cache=str(hub.folder()),
+        cache_writable=os.access(home, os.W_OK),
+        disk_free=shutil.disk_usage(home).free,
+        models=len(held),
+        model_bytes=sum(model.bytes for model in held),
+        files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        has_compiler=shutil.which("g++") is not None or shutil.which("c++") is not None,
+        keeps_awake=sys.platform != "darwin" or shutil.which("caffeinate") is not None,
+    )
+
+
+def who_listens(host: str, port: int) -> str:
+    """Nobody (empty), `roundhouse`, or `another program`."""
+    try:
+        with socket.create_connection((host, port), HEALTH_S_MAX):
+            pass
+    except OSError:
+        return ""
+    return "roundhouse" if ports.is_ours(host, port) else "another program"
+
+
+def _try_mlx() -> tuple[str, str]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRY_MLX], capture_output=True, text=True, timeout=MLX_S_MAX
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", str(error)
+    words = done.stderr.strip().splitlines()
+    return (done.stdout.strip(), "") if done.returncode == 0 else ("", words[-1] if words else "it dies")
+
+
+def _runtime_error() -> str:
+    try:
+        sockets.default_endpoint(8000)
+    except (sockets.EndpointError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

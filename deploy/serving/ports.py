@@ -1,0 +1,58 @@
+"""Whether the port is free, before anything is started: what to do is said at once, and by us."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import urllib.request
+from collections.abc import Mapping
+
+PORTS_TRIED_MAX = 100
+ANSWER_S_MAX = 2.0
+
+
+class PortError(Exception):
+    """Somebody listens there; says who, as far as that can be told, and what to do."""
+
+
+def check(host: str, port: int, environ: Mapping[str, str]) -> None:
+    """Raises `PortError`. Whatever else may be wrong with an address, the gateway says."""
+    if environ.get("LISTEN_FDS"):  # a service manager listens for us
+        return
+    if not _is_taken(host, port):
+        return
+    beyond = range(port + 1, min(port + PORTS_TRIED_MAX, 2**16))
+    other = next((each for each in beyond if not _is_taken(host, each)), None)
+    instead = f"say --port {other}, which is free" if other else "say another --port"
+    if is_ours(host, port):
+        raise PortError(f"port {port}: a Roundhouse serves there already (`roundhouse status`); {instead}")
+    raise PortError(f"port {port} is taken by another program: end that, or {instead}")
+
+
+def is_ours(host: str, port: int) -> bool:
+    """Whether who listens answers as our gateway does."""
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{_reachable(host)}:{port}/health", timeout=ANSWER_S_MAX) as answer:
+            told = answer.headers.get("openai-processing-ms") is not None
+            return told and json.load(answer) == {"status": "ok"}
+    except (OSError, ValueError):
+        return False
+
+
+def _reachable(host: str) -> str:
+    if host in ("", "0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_taken(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

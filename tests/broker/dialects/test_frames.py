@@ -1,0 +1,164 @@
+"""From images and videos to frames, and what a worker is told of them."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects.formats import Frame, image_in, video_in
+from broker.dialects.frames import (
+    LOW_PIXELS_MAX,
+    Limits,
+    Source,
+    check_taken,
+    described,
+    read,
+    sources,
+    spread,
+)
+from broker.dialects.parts import Attachment, Image, Video
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.parts import Capabilities, Media, Sampling
+from protocol.wire import MEDIA_FRAMES_MAX, decode_to_worker, encode
+from tests.images import MP4, data_url, picture
+
+LIMITS = Limits(bytes_max=1000, pixels_max=100, image_pixels_max=None, video_frames_max=4)
+RED, BLUE = picture("red"), picture("blue")
+
+
+def urls(found: list[list[Source]]) -> list[list[str]]:
+    return [[source.url for source in each] for each in found]
+
+
+def video(count: int, param: str = "v") -> Video:
+    return Video(tuple(f"data:,{n}" for n in range(count)), param, in_frames=True)
+
+
+# --- which frames ------------------------------------------------------------------------------------
+
+
+def test_an_image_and_a_file_are_a_frame_each_and_a_list_one_for_each_image() -> None:
+    found = sources([Image("data:,a", "i"), Video(("data:,b",), "f"), video(3)], LIMITS)
+    assert urls(found) == [["data:,a"], ["data:,b"], ["data:,0", "data:,1", "data:,2"]]
+    assert [source.is_video for each in found for source in each] == [False, True, False, False, False]
+    assert [source.param for source in found[2]] == ["v.video[0]", "v.video[1]", "v.video[2]"]
+
+
+def test_a_list_of_one_image_is_still_a_video() -> None:
+    assert urls(sources([video(1)], LIMITS)) == [["data:,0", "data:,0"]]
+
+
+def test_a_long_list_is_looked_at_from_its_first_to_its_last() -> None:
+    assert urls(sources([video(10)], LIMITS)) == [["data:,0", "data:,3", "data:,6", "data:,9"]]
+
+
+@given(st.integers(1, 500), st.integers(2, 64))
+def test_frames_are_spread_evenly(count: int, most: int) -> None:
+    places = spread(count, most)
+    assert len(places) == min(count, most)
+    assert (places[0], places[-1]) == (0, count - 1)
+    gaps = [after - before for before, after in pairwise(places)]
+    assert all(gap >= 1 for gap in gaps)
+    assert max(gaps, default=0) - min(gaps, default=0) <= 1
+
+
+def test_there_are_only_so_many_frames_all_together() -> None:
+    images: list[Attachment] = [Image("data:,", f"i{n}") for n in range(MEDIA_FRAMES_MAX - 4)]
+    assert len(sources([*images, video(4)], LIMITS)) == len(images) + 1
+    with pytest.raises(RequestError) as caught:
+        sources([Image("data:,", "more"), *images, video(4, "last")], LIMITS)
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "last")
+    assert str(MEDIA_FRAMES_MAX) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "refused"),
+    [
+        (Capabilities(), "i"),
+        (Capabilities(images=True), "v"),
+        (Capabilities(videos=True), "i"),
+        (Capabilities(images=True, videos=True), None),
+    ],
+)
+def test_what_a_model_does_not_take_is_named(capabilities: Capabilities, refused: str | None) -> None:
+    attachments = [Image("data:,", "i"), video(2)]
+    if refused is None:
+        check_taken(attachments, capabilities, "m")
+        return
+    with pytest.raises(RequestError) as caught:
+        check_taken(attachments, capabilities, "m")
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, refused)
+
+
+# --- their bytes -------------------------------------------------------------------------------------
+
+
+def refusal(source: Source, data: bytes | None = None) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        read(source, LIMITS, data)
+    assert caught.value.code is Code.INVALID_MEDIA
+    return caught.value
+
+
+def test_a_frame_is_read_from_its_url_or_from_what_that_has_led_to() -> None:
+    assert read(Source(data_url(RED), "p"), LIMITS) == image_in(RED, pixels_max=100)
+    assert read(Source("https://elsewhere", "p"), LIMITS, RED) == image_in(RED, pixels_max=100)
+    assert read(Source(data_url(MP4), "p", is_video=True), LIMITS) == video_in(MP4)
+
+
+@pytest.mark.parametrize("data", [None, b"", MP4, picture(size=(11, 10)), RED + bytes(1000)])
+def test_a_bad_one_is_named(data: bytes | None) -> None:
+    url = "data:image/png;base64,*" if data is None else data_url(data)
+    assert refusal(Source(url, "p")).param == "p"
+    if data is not None:
+        assert refusal(Source("https://elsewhere", "p"), data).param == "p"
+        assert refusal(Source("https://elsewhere", "p", is_video=data != MP4), data)
+
+
+# --- what is told ------------------------------------------------------------------------------------
+
+FRAMES = [image_in(picture(colour), pixels_max=100) for colour in ("red", "green", "blue")]
+
+
+def tell(*attachments: Attachment, limits: Limits = LIMITS) -> list[Media]:
+    """Of as many frames as each has URLs."""
+    counts = [1 if isinstance(each, Image) else len(each.urls) for each in attachments]
+    return described(attachments, [FRAMES[:count] for count in counts], limits)
+
+
+def test_frames_are_numbered_through_and_a_list_is_known_by_all_of_its_bytes() -> None:
+    told = tell(Image("a", "i"), video(2), Image("b", "j"))
+    assert [(media.frame, media.frames, media.param) for media in told] == [
+        (0, 1, "i"),
+        (1, 2, "v"),
+        (3, 1, "j"),
+    ]
+    assert told[0].sha256 == sha256(FRAMES[0].data).hexdigest()
+    assert told[1].sha256 == sha256(FRAMES[0].data + FRAMES[1].data).hexdigest()
+    message = Generate(incarnation="g", id="x", sampling=Sampling(seed=0), media=told)
+    frames = [frame.data for count in (1, 2, 1) for frame in FRAMES[:count]]
+    assert decode_to_worker(encode(message, frames)) == (message, frames)
+
+
+def test_a_file_is_told_by_its_own_type() -> None:
+    [told] = described([Video(("a",), "v")], [[Frame("video/mp4", MP4, "00")]], LIMITS)
+    assert (told.mime, told.frames, told.sha256) == ("video/mp4", 1, "00")
+
+
+@pytest.mark.parametrize(
+    ("detail", "limit", "pixels"),
+    [
+        ("", None, None), ("auto", None, None), ("high", None, None), ("original", None, None),
+        ("low", None, LOW_PIXELS_MAX), ("", 10**6, 10**6), ("high", 10**6, 10**6),
+        ("low", 10**6, LOW_PIXELS_MAX), ("low", 1000, 1000),
+    ],
+)  # fmt: skip
+def test_how_finely_an_image_is_looked_at(detail: str, limit: int | None, pixels: int | None) -> None:
+    limits = Limits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
+    assert tell(Image("a", "i", detail), limits=limits)[0].pixels_max == pixels
+    assert tell(video(2), limits=limits)[0].pixels_max == limit

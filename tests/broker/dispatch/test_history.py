@@ -1,0 +1,87 @@
+"""The last minutes: a sample a second, whatever the rhythm in which somebody looks at the clock."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dispatch.history import SAMPLES_MAX
+from protocol.messages import Heartbeat
+from protocol.parts import Resources
+from tests.broker.dispatching import Line, accepted, events, request, reused
+
+
+def serving() -> Line:
+    line = Line()
+    line.serving("w")
+    line.dispatcher.sweep()
+    return line
+
+
+def pass_s(line: Line, seconds: float) -> None:
+    line.clock.now += seconds
+    line.dispatcher.history.tick(line.clock.now)
+
+
+def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
+    line = serving()
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        line.say("w", accepted("w", "a"), reused("w", "a", 1, "ram"))
+        line.clock.now += 0.5
+        line.say("w", events("w", "a", "x"))
+        line.clock.now += 0.25
+        line.say("w", events("w", "a", "y", first=1))
+        resources = Resources(resident_bytes=7, device_bytes=8)
+        line.say(
+            "w",
+            Heartbeat(incarnation="w", running=1, waiting=2, steps=3, cache_bytes=9, resources=resources),
+        )
+        pass_s(line, 1.25)
+        first = line.dispatcher.history.samples[-1]
+        pass_s(line, 1.0)
+        second = line.dispatcher.history.samples[-1]
+    assert (first.tokens_per_s, first.running, first.waiting, first.batch) == (1.0, 1, 2, 1.0)
+    assert (first.time_to_first_token_s, first.inter_token_s) == (0.5, 0.25)
+    assert first.cache_hit_rate == round(1 / 3, 6)
+    assert (first.resident_bytes, first.device_bytes, first.cache_bytes) == (7, 8, 9)
+    assert (second.tokens_per_s, second.batch, second.time_to_first_token_s) == (0.0, None, None)
+    assert (second.inter_token_s, second.cache_hit_rate, second.running) == (None, None, 1)
+
+
+def test_requests_that_no_worker_has_wait_too() -> None:
+    line = serving()
+    line.board(request("a"))
+    line.dispatcher.lost("w")
+    pass_s(line, 1.0)
+    assert line.dispatcher.history.samples[-1].waiting == 1
+
+
+@given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=60))
+def test_no_token_is_lost_or_counted_twice_however_late_one_looks(passed: list[float]) -> None:
+    line = serving()
+    history = line.dispatcher.history
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        line.say("w", accepted("w", "a"))
+        for number, seconds in enumerate(passed):
+            line.say("w", events("w", "a", "x", first=number))
+            pass_s(line, seconds)
+    pass_s(line, 1.0)
+    times = [1000.0, *(sample.at for sample in history.samples)]
+    lengths = [after - before for before, after in itertools.pairwise(times)]
+    assert all(length >= 1.0 - 1e-9 for length in lengths)
+    told = sum(s.tokens_per_s * length for s, length in zip(history.samples, lengths, strict=True))
+    assert abs(told - len(passed)) < 0.01 * sum(lengths)
+
+
+def test_the_eldest_go_and_who_knows_some_is_told_the_others() -> None:
+    line = serving()
+    history = line.dispatcher.history
+    for _ in range(SAMPLES_MAX + 10):
+        pass_s(line, 1.0)
+    assert len(history.samples) == SAMPLES_MAX
+    assert history.taken == SAMPLES_MAX + 10
+    assert history.since(0) == list(history.samples)
+    assert history.since(history.taken - 2) == list(history.samples)[-2:]
+    assert history.since(history.taken) == []

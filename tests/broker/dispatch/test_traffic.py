@@ -1,0 +1,121 @@
+"""What is counted of requests as they pass, and what is remembered of the last ones."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from broker.dispatch.traffic import CLIENT_LEFT, ENDS_MAX
+from protocol.conversation import pack
+from protocol.errors import RequestError
+from protocol.messages import Embed, Finished
+from protocol.parts import Tokenizing, Usage
+from tests.broker.dispatching import Line, accepted, events, failed, finished, request, reused
+
+
+def answered(line: Line, id: str, *texts: str) -> None:
+    """A request that is served to its end."""
+    with line.dispatcher.board(line.dispatcher.find("m"), [request(id)], ()):
+        line.say("w", accepted("w", id), reused("w", id, 2, "ram"), events("w", id, *texts))
+        line.say("w", finished("w", id, tokens=len(texts), cached=2))
+
+
+@pytest.fixture
+def line() -> Line:
+    line = Line()
+    line.serving("w")
+    return line
+
+
+def test_tokens_prompts_and_ends_are_counted_by_model(line: Line) -> None:
+    answered(line, "a", "x", "y", "z")
+    traffic = line.dispatcher.traffic.models["m"]
+    assert (traffic.tokens, traffic.pieces, traffic.steps) == (3, 3, 1)
+    assert (traffic.prompts, traffic.hits, traffic.prompt_tokens, traffic.cached_tokens) == (1, 1, 3, 2)
+    assert traffic.ends == {("generate", "stop"): 1}
+
+
+def test_the_first_token_is_timed_from_the_request_and_the_others_from_step_to_step(line: Line) -> None:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()):
+        line.say("w", accepted("w", "a"), accepted("w", "b"))
+        line.clock.now += 0.5
+        line.say("w", events("w", "a", "x"))
+        line.clock.now += 0.25
+        both = events("w", "a", "y", first=1).deltas + events("w", "b", "x").deltas
+        line.say("w", replace(events("w", "a", "y"), deltas=both))
+    traffic = line.dispatcher.traffic.models["m"]
+    assert (traffic.first_token_s.count, traffic.first_token_s.sum) == (2, 0.5 + 0.75)
+    # That of b is nobody's second token.
+    assert (traffic.inter_token_s.count, traffic.inter_token_s.sum) == (1, 0.25)
+
+
+def test_time_without_anybody_is_no_gap_between_tokens(line: Line) -> None:
+    answered(line, "a", "x")
+    line.clock.now += 3600
+    answered(line, "b", "x")
+    assert line.dispatcher.traffic.models["m"].inter_token_s.count == 0
+
+
+def test_a_request_that_flies_on_is_one_with_one_first_token(line: Line) -> None:
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        line.say("w", accepted("w", "a"), reused("w", "a"), events("w", "a", "x", "y"))
+        line.dispatcher.lost("w")
+        line.clock.now += 5
+        line.serving("w2")
+        line.say("w2", accepted("w2", "a~2"), reused("w2", "a~2", 3), events("w2", "a~2", "z"))
+        line.say("w2", finished("w2", "a~2", tokens=3))
+    traffic = line.dispatcher.traffic.models["m"]
+    assert (traffic.first_token_s.count, traffic.prompts, traffic.resumes, traffic.tokens) == (1, 1, 1, 3)
+    assert traffic.losses == {"dead": 1}
+    [end] = line.dispatcher.traffic.ends
+    assert (end.code, end.resumes, end.answered, end.seconds) == ("stop", 1, 3, 5.0)
+
+
+def test_every_way_to_end_has_its_code(line: Line) -> None:
+    ends: list[str] = []
+
+    def end_of(id: str, *said: Finished) -> None:
+        with line.dispatcher.board(line.dispatcher.find("m"), [request(id)], ()):
+            line.say("w", *said)
+        ends.append(line.dispatcher.traffic.ends[-1].code)
+
+    end_of("left")
+    usage = Usage(prompt_tokens=1, completion_tokens=0)
+    end_of("length", Finished(incarnation="w", id="length", reason="length", usage=usage))
+    end_of("odd", Finished(incarnation="w", id="odd", reason="my own invention", usage=usage))
+    with line.dispatcher.board(line.dispatcher.find("m"), [request("broken")], ()):
+        line.say("w", failed("w", "broken", "my own invention"))
+    ends.append(line.dispatcher.traffic.ends[-1].code)
+    assert ends == [CLIENT_LEFT, "length", "stop", "internal_error"]
+    assert [end.id for end in line.dispatcher.traffic.failures] == ["broken"]
+
+
+def test_who_was_refused_a_place_is_no_end(line: Line) -> None:
+    line.unreachable.add("w")
+    with pytest.raises(RequestError), line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+        raise AssertionError("nobody is aboard")
+    assert not line.dispatcher.traffic.ends
+
+
+def test_what_is_asked_tells_requests_apart(line: Line) -> None:
+    counted = replace(request("count"), tokenizing=Tokenizing())
+    embedded = Embed(incarnation="gateway", id="embed", texts=pack(["x"]), count=1)
+    with line.dispatcher.board(line.dispatcher.find("m"), [counted, embedded], ()):
+        pass
+    assert line.dispatcher.traffic.models["m"].ends == {("count", CLIENT_LEFT): 1, ("embed", CLIENT_LEFT): 1}
+
+
+def test_the_last_ends_are_remembered_and_no_more(line: Line) -> None:
+    for number in range(ENDS_MAX + 5):
+        answered(line, f"r{number}", "x")
+    remembered = [end.id for end in line.dispatcher.traffic.ends]
+    assert remembered == [f"r{number}" for number in range(5, ENDS_MAX + 5)]
+
+
+def test_lives_of_workers_are_remembered(line: Line) -> None:
+    line.clock.now += 10
+    line.dispatcher.sweep()
+    line.dispatcher.lost("w")
+    told = [event.what for event in line.dispatcher.traffic.worker_events]
+    assert told == ["connected", "ready", "is silent", "connection lost"]
+    assert line.dispatcher.traffic.models["m"].losses == {"silent": 1, "dead": 1}

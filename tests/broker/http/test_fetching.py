@@ -1,0 +1,332 @@
+"""Images from elsewhere: who is asked, at which address, and when it is enough."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+import httpx
+import pytest
+
+from broker.dialects.hosts import Address, Hosts
+from broker.dialects.media import MediaError
+from broker.http.fetching import ADDRESSES_MAX, FETCHES_MAX, REDIRECTS_MAX, UNREACHABLE, Fetcher, Internet
+from tests.broker.asgi import run
+from tests.hosts import serving_images
+
+BYTES_MAX = 1000
+ONE, TWO, SIX = "93.184.216.34", "93.184.216.35", "2606:4700:4700::1111"
+
+
+class Pieces(httpx.AsyncByteStream):
+    """A body that tells how much of it was read, and whether it was closed."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+        self.read = 0
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            self.read += 1
+            yield piece
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def page(*pieces: bytes, status: int = 200, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.Response(status, headers=named, stream=Pieces(*pieces))
+
+
+@dataclass
+class Net:
+    """A network in which every address answers alike. `changing`: what a name leads to from its second
+    resolution on."""
+
+    answer: Answer
+    names: dict[str, list[str]] = field(default_factory=lambda: {"one.test": [ONE], "two.test": [TWO]})
+    changing: dict[str, list[str]] = field(default_factory=dict)
+    asked: list[httpx.Request] = field(default_factory=list)
+    resolved: list[tuple[str, int]] = field(default_factory=list)
+    open: int = 0
+
+    async def resolve(self, host: str, port: int) -> Sequence[Address]:
+        names = self.changing if (host, port) in self.resolved and host in self.changing else self.names
+        self.resolved.append((host, port))
+        if host not in names:
+            raise socket.gaierror("no such name")
+        return [ip_address(text) for text in names[host]]
+
+    def transport(self) -> httpx.AsyncBaseTransport:
+        return Transport(self)
+
+
+class Transport(httpx.AsyncBaseTransport):
+    def __init__(self, net: Net) -> None:
+        self._net = net
+        net.open += 1
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self._net.asked.append(request)
+        await asyncio.sleep(0)
+        return self._net.answer(request)
+
+    async def aclose(self) -> None:
+        self._net.open -= 1
+
+
+def fetch(
+    net: Net, url: str, hosts: Sequence[str] = ("*",), expect: Callable[[int], None] | None = None
+) -> bytes:
+    """What is fetched; afterwards nothing is open."""
+    got: list[bytes] = []
+
+    async def talk() -> None:
+        fetcher = Fetcher(Hosts(hosts), net, bytes_max=BYTES_MAX)
+        got.append(await fetcher(url, expect or (lambda count: None)))
+
+    try:
+        run(talk())
+    finally:
+        assert net.open == 0
+    return got[0]
+
+
+def refusal(net: Net, url: str, hosts: Sequence[str] = ("*",)) -> str:
+    with pytest.raises(MediaError) as caught:
+        fetch(net, url, hosts)
+    return str(caught.value)
+
+
+def targets(net: Net) -> list[tuple[str, str]]:
+    """(address, Host header) of each request."""
+    return [(request.url.host, request.headers["host"]) for request in net.asked]
+
+
+# --- who is asked ------------------------------------------------------------------------------------
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_connected_to() -> None:
+    net = Net(lambda request: page(b"ab", b"cd"), changing={"one.test": ["127.0.0.1"]})
+    assert fetch(net, "https://One.test.:8443/a%20b?c=d") == b"abcd"
+    [request] = net.asked
+    assert str(request.url) == f"https://{ONE}:8443/a%20b?c=d"
+    assert request.headers["host"] == "one.test:8443"
+    assert request.extensions["sni_hostname"] == "one.test"
+    assert net.resolved == [("one.test", 8443)]
+
+
+def test_whoever_is_asked_is_told_nothing_of_this_server_or_its_client() -> None:
+    net = Net(lambda request: page(b"x", set_cookie="a=b"))
+    assert fetch(net, "http://one.test/") == b"x"
+    [request] = net.asked
+    assert set(request.headers) == {"host", "user-agent", "accept", "accept-encoding", "connection"}
+    assert request.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [["127.0.0.1"], ["10.0.0.1"], ["169.254.169.254"], ["100.64.0.1"], ["224.0.0.1"], ["0.0.0.0"], ["::1"],
+     ["fe80::1"], ["fd00::1"], ["::ffff:10.0.0.1"], [ONE, "127.0.0.1"], ["::1", ONE], []],
+)  # fmt: skip
+def test_a_name_that_leads_inside_is_as_one_that_leads_nowhere(found: list[str]) -> None:
+    net = Net(lambda request: page(b"secret"), names={"inside.test": found})
+    assert refusal(net, "http://inside.test/") == refusal(net, "http://nowhere.test/") == UNREACHABLE
+    assert net.asked == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "192.168.0.1", "[fe80::1]"])
+def test_an_address_that_is_inside_is_not_asked_either(host: str) -> None:
+    net = Net(lambda request: page(b"secret"))
+    assert refusal(net, f"http://{host}/") == UNREACHABLE
+    assert net.asked == net.resolved == []
+
+
+def test_a_host_that_is_not_allowed_is_not_even_resolved() -> None:
+    net = Net(lambda request: page(b"x"))
+    assert "not allowed" in refusal(net, "http://two.test/", ["one.test"])
+    assert net.resolved == []
+
+
+def test_the_next_address_is_tried_where_one_takes_no_connection() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == SIX:
+            raise httpx.ConnectError("no route")
+        return page(b"x")
+
+    net = Net(answer, names={"one.test": [SIX, SIX, ONE]})
+    assert fetch(net, "http://one.test/") == b"x"
+    assert [address for address, _ in targets(net)] == [SIX, ONE]
+    many = Net(answer, names={"one.test": [SIX] * 9})
+    assert refusal(many, "http://one.test/") == UNREACHABLE
+    assert len(many.asked) == 1
+    several = [f"2606:4700::{n}" for n in range(1, 10)]
+    full = Net(
+        lambda request: page(b"x") if request.url.host == ONE else _raise(), names={"one.test": several}
+    )
+    assert refusal(full, "http://one.test/") == UNREACHABLE
+    assert len(full.asked) == ADDRESSES_MAX
+
+
+def _raise() -> httpx.Response:
+    raise httpx.ConnectTimeout("silence")
+
+
+# --- redirects ---------------------------------------------------------------------------------------
+
+
+def leading(chain: dict[str, str]) -> Answer:
+    """By Host and path, where it leads; what leads nowhere is the image."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        location = chain.get(request.headers["host"] + request.url.path)
+        return page(b"image") if location is None else page(b"no", status=302, location=location)
+
+    return answer
+
+
+def test_redirects_are_followed_by_hand_and_resolved_anew() -> None:
+    net = Net(leading({"one.test/a": "b", "one.test/b": "//two.test:81/c", "two.test:81/c": "/d"}))
+    assert fetch(net, "http://one.test/a") == b"image"
+    assert targets(net) == [(ONE, "one.test"), (ONE, "one.test"), (TWO, "two.test:81"), (TWO, "two.test:81")]
+
+
+def test_more_redirects_than_there_may_be_are_refused() -> None:
+    chain = {f"one.test/{n}": f"/{n + 1}" for n in range(REDIRECTS_MAX + 1)}
+    net = Net(leading(chain))
+    assert "redirected more than" in refusal(net, "http://one.test/0")
+    assert len(net.asked) == REDIRECTS_MAX + 1
+    assert fetch(Net(leading(chain)), "http://one.test/1") == b"image"
+
+
+@pytest.mark.parametrize(
+    ("location", "hosts", "why"),
+    [
+        ("http://127.0.0.1/", ["*"], UNREACHABLE),
+        ("http://inside.test/", ["*"], UNREACHABLE),
+        ("http://two.test/", ["one.test"], "not allowed"),
+        ("file:///etc/passwd", ["*"], "file: URLs are refused"),
+        ("http://2130706433/", ["*"], "not a URL"),
+        ("http://me:secret@two.test/", ["*"], "not a URL"),
+        ("", ["*"], "redirected more than"),
+    ],
+)
+def test_each_hop_is_checked_as_the_first_one(location: str, hosts: list[str], why: str) -> None:
+    names = {"one.test": [ONE], "inside.test": ["10.0.0.1"], "two.test": [TWO]}
+    net = Net(leading({"one.test/": location}), names=names)
+    refused = refusal(net, "http://one.test/", hosts)
+    assert why in refused
+    assert "secret" not in refused
+    assert {address for address, _ in targets(net)} == {ONE}
+
+
+# --- what comes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [201, 204, 206, 300, 304, 404, 500])
+def test_only_a_200_is_an_image_and_nothing_else_of_it_is_told(status: int) -> None:
+    refused = refusal(Net(lambda request: page(b"secret", status=status)), "http://one.test/")
+    assert refused == f"its host answered with status {status}"
+
+
+def test_a_redirect_to_nowhere_is_none() -> None:
+    assert "status 302" in refusal(Net(lambda request: page(status=302)), "http://one.test/")
+
+
+def test_what_is_declared_too_large_is_not_read() -> None:
+    body = Pieces(b"x")
+    net = Net(lambda request: httpx.Response(200, headers={"content-length": "1001"}, stream=body))
+    assert refusal(net, "http://one.test/") == "it is too large: 1001 bytes, at most 1000 are allowed"
+    assert (body.read, body.closed) == (0, True)
+
+
+def test_what_turns_out_too_large_is_not_read_to_its_end() -> None:
+    body = Pieces(*[b"x" * 400] * 100)
+    net = Net(lambda request: httpx.Response(200, stream=body))
+    assert "too large" in refusal(net, "http://one.test/")
+    assert (body.read, body.closed) == (3, True)
+    assert len(fetch(Net(lambda request: page(b"x" * 400, b"x" * 600)), "http://one.test/")) == BYTES_MAX
+
+
+def test_what_is_compressed_is_refused() -> None:
+    net = Net(lambda request: page(b"x", content_encoding="gzip"))
+    assert refusal(net, "http://one.test/") == "its host sends it compressed"
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError])
+def test_a_connection_that_breaks_is_told_without_its_reason(error: type[httpx.TransportError]) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise error("a secret of this host")
+
+    assert refusal(Net(answer), "http://one.test/") == "it did not arrive whole"
+
+
+def test_every_piece_is_expected_and_who_does_not_want_it_ends_the_fetch() -> None:
+    expected: list[int] = []
+    assert fetch(Net(lambda request: page(b"ab", b"c")), "http://one.test/", expect=expected.append) == b"abc"
+    assert expected == [2, 1]
+
+    def refuse(count: int) -> None:
+        raise RuntimeError("no room")
+
+    body = Pieces(b"a", b"b")
+    with pytest.raises(RuntimeError, match="no room"):
+        fetch(Net(lambda request: httpx.Response(200, stream=body)), "http://one.test/", expect=refuse)
+    assert (body.read, body.closed) == (1, True)
+
+
+def test_so_many_are_fetched_at_once_and_the_others_in_turn() -> None:
+    most = 0
+
+    async def talk() -> None:
+        nonlocal most
+        net = Net(lambda request: page(b"x"))
+        fetcher = Fetcher(Hosts(["*"]), net, bytes_max=BYTES_MAX)
+
+        def look(count: int) -> None:
+            nonlocal most
+            most = max(most, net.open)
+
+        got = await asyncio.gather(*(fetcher(f"http://one.test/{n}", look) for n in range(3 * FETCHES_MAX)))
+        assert got == [b"x"] * (3 * FETCHES_MAX)
+        assert net.open == 0
+
+    run(talk())
+    assert 1 < most <= FETCHES_MAX
+
+
+# --- the real network --------------------------------------------------------------------------------
+
+
+def test_the_real_network_resolves_names_and_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    internet = Internet()
+
+    async def talk(port: int) -> None:
+        assert "127.0.0.1" in {str(address) for address in await internet.resolve("localhost", port)}
+        async with internet.transport() as transport:
+            request = httpx.Request("GET", f"http://127.0.0.1:{port}/a")
+            response = await transport.handle_async_request(request)
+            assert await response.aread() == b"image"
+
+    with serving_images({"/a": b"image"}) as server:
+        run(talk(server.port))
+
+
+def test_loopback_is_refused_whatever_is_allowed() -> None:
+    async def talk() -> None:
+        fetcher = Fetcher(Hosts(["*", "127.0.0.1", "localhost"]), Internet(), bytes_max=BYTES_MAX)
+        for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0"):
+            with pytest.raises(MediaError, match=UNREACHABLE):
+                await fetcher(f"http://{host}:9/", lambda count: None)
+
+    run(talk())

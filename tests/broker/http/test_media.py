@@ -1,0 +1,122 @@
+"""What requests hold of images: each content once, within a budget, and nothing when all have gone."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from broker.dialects.formats import Frame
+from broker.http.media import Held, MediaMemory
+
+BYTES_MAX = 100
+
+
+def frame(data: bytes) -> Frame:
+    return Frame("image/png", data, sha256(data).hexdigest())
+
+
+A, B = frame(b"a" * 40), frame(b"b" * 40)
+
+
+def test_equal_frames_are_one_whoever_sends_them() -> None:
+    memory = MediaMemory(BYTES_MAX)
+    first, second = memory.open(), memory.open()
+    assert first.keep(A) is A
+    assert first.keep(frame(A.data)) is A
+    assert second.keep(frame(A.data)) is A
+    assert (memory.held, len(memory)) == (40, 1)
+    first.free()
+    assert (memory.held, len(memory)) == (40, 1)
+    second.free()
+    assert (memory.held, len(memory)) == (0, 0)
+
+
+def test_what_goes_beyond_the_budget_is_not_kept() -> None:
+    memory = MediaMemory(BYTES_MAX)
+    held = memory.open()
+    assert held.keep(A) is A
+    assert held.keep(B) is B
+    third = memory.open()
+    assert third.keep(frame(b"c" * 21)) is None
+    assert third.keep(frame(b"c" * 20)) is not None
+    assert third.fits_alone(80)
+    assert not third.fits_alone(81)
+    assert not held.expect(1)
+
+
+def test_bytes_on_their_way_are_counted_once() -> None:
+    memory = MediaMemory(BYTES_MAX)
+    held = memory.open()
+    assert held.expect(30)
+    assert held.expect(10)
+    assert memory.held == 40
+    assert held.keep(A, expected=40) is A
+    assert memory.held == 40
+    other = memory.open()
+    assert other.expect(40)
+    assert other.keep(frame(A.data), expected=40) is A
+    assert memory.held == 40
+    assert other.expect(60)
+    other.free()
+    other.free()
+    assert memory.held == 40
+    held.free()
+    assert memory.held == 0
+
+
+class Requests(RuleBasedStateMachine):
+    """Requests come, fetch and keep frames, and go, in any order."""
+
+    here = Bundle("here")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = MediaMemory(BYTES_MAX)
+        self.kept: dict[Held, set[bytes]] = {}
+        self.arriving: dict[Held, int] = {}
+
+    @rule(target=here)
+    def come(self) -> Held:
+        held = self.memory.open()
+        self.kept[held], self.arriving[held] = set(), 0
+        return held
+
+    @rule(held=here, data=st.sampled_from([b"a" * 30, b"b" * 45, b"c" * 60, b""]), fetched=st.booleans())
+    def keep(self, held: Held, data: bytes, fetched: bool) -> None:
+        if held not in self.kept:
+            return
+        room = BYTES_MAX - self.memory.held
+        known = any(data in kept for kept in self.kept.values())
+        if fetched:
+            if not held.expect(len(data)):
+                assert len(data) > room
+                return
+            kept = held.keep(frame(data), expected=len(data))
+            assert kept is not None
+        else:
+            kept = held.keep(frame(data))
+            assert (kept is not None) == (known or len(data) <= room)
+        if kept is not None:
+            self.kept[held].add(data)
+
+    @rule(held=here, count=st.integers(0, 50))
+    def expect(self, held: Held, count: int) -> None:
+        if held in self.kept and held.expect(count):
+            self.arriving[held] += count
+
+    @rule(held=here)
+    def go(self, held: Held) -> None:
+        held.free()
+        self.kept.pop(held, None)
+        self.arriving.pop(held, None)
+
+    @invariant()
+    def what_is_held_is_what_those_here_have(self) -> None:
+        distinct = {data for kept in self.kept.values() for data in kept}
+        assert self.memory.held == sum(map(len, distinct)) + sum(self.arriving.values()) <= BYTES_MAX
+        assert len(self.memory) == len(distinct)
+
+
+TestRequests = Requests.TestCase

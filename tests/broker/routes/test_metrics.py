@@ -1,0 +1,167 @@
+"""GET /metrics: what it counts, by which labels, who may read it; and the dashboard names nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.routes.figures import REASONS_MAX
+from protocol.messages import Heartbeat
+from protocol.orders import ModelState, Roster
+from protocol.parts import PrefixStatus, Resources
+from tests.broker.asgi import run
+from tests.broker.dispatching import accepted, events, finished, request, reused
+from tests.broker.house import House
+
+MODEL = "org/model"
+GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "roundhouse.json"
+
+Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def scrape(house: House, **headers: str) -> Figures:
+    exchange = await house.get("/metrics", **headers).end()
+    assert exchange.status == 200
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(exchange.body.decode())
+        for sample in family.samples
+    }
+
+
+def figure(figures: Figures, name: str, **labels: str) -> float:
+    return figures[f"roundhouse_{name}", frozenset(labels.items())]
+
+
+def use(house: House) -> None:
+    """A request that is answered by two workers, one of which dies, and all that a worker may tell."""
+    line = house.line
+    line.dispatcher.catalogue.told(Roster(models=[ModelState(name=MODEL, restarts=4)]))
+    with line.dispatcher.board(line.dispatcher.find(MODEL), [request("chatcmpl-secret")], ()):
+        line.say("w", accepted("w", "chatcmpl-secret"), reused("w", "chatcmpl-secret", 2, "ram"))
+        line.say("w", events("w", "chatcmpl-secret", "x"))
+        line.clock.now += 0.04
+        line.say("w", events("w", "chatcmpl-secret", "y", first=1))
+        line.dispatcher.lost("w")
+        line.serving("w2", MODEL)
+        line.say("w2", accepted("w2", "chatcmpl-secret~2"), events("w2", "chatcmpl-secret~2", "z"))
+        line.say("w2", finished("w2", "chatcmpl-secret~2", tokens=3))
+    beat = Heartbeat(
+        incarnation="w2",
+        running=2,
+        waiting=1,
+        steps=5,
+        cache_bytes=100,
+        resources=Resources(resident_bytes=1000, device_bytes=2000),
+        prefix=PrefixStatus(
+            ram_bytes=10,
+            ram_limit=20,
+            disk_bytes=30,
+            disk_limit=40,
+            misses={f"m{n}": 30 - n for n in range(20)},
+        ),
+    )
+    line.say("w2", beat)
+    line.dispatcher.dropped["gap"] += 1
+    house.link.errors["decode"] += 1
+
+
+def test_what_happened_is_counted_by_model(house: House) -> None:
+    async def talk() -> None:
+        use(house)
+        assert (await house.get("/nowhere").end()).status == 404
+        told = await scrape(house)
+        model = {"model": MODEL}
+        assert figure(told, "requests_total", **model, task="generate", code="stop") == 1
+        assert figure(told, "generation_tokens_total", **model) == 3
+        assert figure(told, "prompt_tokens_total", **model) == 3
+        assert figure(told, "cached_prompt_tokens_total", **model) == 2
+        assert figure(told, "time_to_first_token_seconds_count", **model) == 1
+        assert figure(told, "inter_token_seconds_bucket", **model, le="0.03") == 0
+        assert figure(told, "inter_token_seconds_bucket", **model, le="0.05") == 1
+        assert figure(told, "inter_token_seconds_bucket", **model, le="+Inf") == 1
+        assert figure(told, "request_resumes_total", **model) == 1
+        assert figure(told, "worker_losses_total", **model, reason="dead") == 1
+        assert figure(told, "worker_restarts_total", **model) == 4
+        assert figure(told, "workers_serving", **model) == 1
+        assert figure(told, "requests_running", **model) == 2
+        assert figure(told, "requests_waiting", **model) == 1
+        assert figure(told, "worker_resident_bytes", **model) == 1000
+        assert figure(told, "worker_device_bytes", **model) == 2000
+        assert figure(told, "worker_cache_bytes", **model) == 110
+        assert figure(told, "prefix_cache_bytes", **model, tier="disk") == 30
+        assert figure(told, "http_responses_total", code="404") == 1
+        assert figure(told, "errors_total", code="route_not_found") == 1
+        assert figure(told, "line_errors_total", reason="decode") == 1
+        assert figure(told, "failovers_total", event="resumed") == 1
+
+    run(talk())
+
+
+def test_whatever_a_worker_calls_its_misses_the_labels_are_bounded_and_no_id_is_one(house: House) -> None:
+    async def talk() -> None:
+        use(house)
+        told = await scrape(house)
+        misses = [dict(labels) for name, labels in told if name == "roundhouse_prefix_cache_misses_total"]
+        reasons = {labels["reason"] for labels in misses}
+        assert len(reasons) == REASONS_MAX + 1
+        assert figure(told, "prefix_cache_misses_total", model=MODEL, reason="other") == 14 + 13 + 12 + 11
+        assert "secret" not in str(told)
+
+    run(talk())
+
+
+def test_openmetrics_is_told_to_whom_asks_for_it(house: House) -> None:
+    async def talk() -> None:
+        exchange = await house.get("/metrics", accept="application/openmetrics-text; version=1.0.0").end()
+        assert exchange.headers["content-type"].startswith("application/openmetrics-text")
+        assert exchange.body.endswith(b"# EOF\n")
+
+    run(talk())
+
+
+@pytest.mark.parametrize(("keyless", "status"), [(False, 401), (True, 200)])
+def test_it_needs_a_key_unless_the_settings_say_otherwise(keyless: bool, status: int) -> None:
+    keyed = House(api_keys=("sesame",), keyless_metrics=keyless)
+
+    async def talk() -> None:
+        assert (await keyed.get("/metrics").end()).status == status
+        assert (await keyed.get("/metrics", x_api_key="sesame").end()).status == 200
+        assert (await keyed.get("/v1/status").end()).status == 401
+        assert keyed.gateway.tally.errors["invalid_api_key"] == (1 if keyless else 2)
+
+    run(talk())
+    keyed.close()
+
+
+def expressions(document: Any) -> list[str]:
+    """Of a dashboard: what its panels and its variables ask for."""
+    asked = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+    return asked + [each["definition"] for each in document["templating"]["list"] if "definition" in each]
+
+
+def test_the_dashboard_names_what_is_there_by_labels_that_are_there(house: House) -> None:
+    async def talk() -> None:
+        use(house)
+        await house.get("/nowhere").end()
+        labels: dict[str, set[str]] = {}
+        for name, pairs in await scrape(house):
+            labels.setdefault(name, set()).update(label for label, _ in pairs)
+        asked = expressions(json.loads(GRAFANA.read_text()))
+        assert len(asked) > 30
+        for expression in asked:
+            named = re.findall(r"(roundhouse_\w+)", expression)
+            assert named, expression
+            assert set(named) <= labels.keys(), expression
+            grouped = re.findall(r"by \(([\w, ]+)\)", expression)
+            wanted = {label.strip() for group in grouped for label in group.split(",")}
+            assert all(wanted <= labels[name] for name in named), expression
+            if "$model" in expression:
+                assert all("model" in labels[name] for name in named), expression
+
+    run(talk())

@@ -1,0 +1,70 @@
+"""What has been said, as it is asked."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from deploy.console import conversation
+from deploy.console.conversation import Conversation, ImageError, read_image
+
+
+def test_what_was_said_is_told_in_order_under_its_system_prompt() -> None:
+    said = Conversation(system="be brief")
+    said.ask("one?")
+    said.answered("1")
+    said.ask("two?", ["data:image/png;base64,AA=="])
+    assert said.told() == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one?"},
+        {"role": "assistant", "content": "1"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+                {"type": "text", "text": "two?"},
+            ],
+        },
+    ]
+    said.forget()
+    assert said.told() == [{"role": "system", "content": "be brief"}]
+
+
+def test_what_got_no_answer_is_asked_no_more_once_something_else_is() -> None:
+    said = Conversation()
+    said.ask("lost")
+    said.ask("two?")
+    assert [message["content"] for message in said.told()] == ["two?"]
+
+
+def test_an_answer_can_be_had_anew() -> None:
+    said = Conversation()
+    assert not said.take_back()
+    said.ask("one?")
+    said.answered("1")
+    assert said.take_back()
+    assert said.take_back()
+    assert [message["content"] for message in said.told()] == ["one?"]
+
+
+def test_an_image_is_sent_as_it_lies_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.JPG"
+    path.write_bytes(b"\xff\xd8 and the rest")
+    assert read_image(path) == f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def test_what_is_no_image_or_not_there_or_too_large_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tmp_path / "large.png"
+    large.write_bytes(b"12345")
+    monkeypatch.setattr(conversation, "IMAGE_BYTES_MAX", 4)
+    for path, why in (
+        (tmp_path / "a.txt", "is no image"),
+        (tmp_path / "no.png", "cannot be read"),
+        (large, "has 5 bytes"),
+    ):
+        with pytest.raises(ImageError, match=why):
+            read_image(path)

@@ -1,0 +1,89 @@
+"""Asking an endpoint, and what is said when that goes wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from deploy.agents.setups import Endpoint
+from deploy.console import http
+from deploy.console.http import ConsoleError, Piece
+from tests.ports import free_port
+
+ENDPOINT = Endpoint("http://127.0.0.1:8000", "sesame")
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def client(answer: Answer) -> httpx.Client:
+    return httpx.Client(base_url=ENDPOINT.url, transport=httpx.MockTransport(answer))
+
+
+def events(*documents: object) -> bytes:
+    told = [": a comment", *(f"data: {json.dumps(document)}" for document in documents), "data: [DONE]"]
+    return "\n\n".join(told).encode() + b"\n\n"
+
+
+def choice(delta: dict[str, str], reason: str | None = None) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def test_an_answer_comes_in_pieces_thoughts_apart() -> None:
+    asked: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.read())
+        body = events(
+            choice({"role": "assistant", "content": ""}),
+            choice({"reasoning_content": "hm", "reasoning": "hm"}),
+            choice({"content": "駅"}),
+            choice({}, "stop"),
+            {"choices": [], "usage": {}},
+        )
+        return httpx.Response(200, content=body)
+
+    with client(answer) as asking:
+        pieces = list(http.stream(asking, {"model": "m"}))
+    assert pieces == [Piece("thought", "hm"), Piece("text", "駅"), Piece("end", "stop")]
+    assert json.loads(asked[0]) == {"model": "m", "stream": True}
+
+
+def test_an_error_in_the_middle_of_an_answer_is_told() -> None:
+    body = events(choice({"content": "a"}), {"error": {"message": "the worker is gone"}})
+    with client(lambda request: httpx.Response(200, content=body)) as asking:
+        pieces = http.stream(asking, {})
+        assert next(pieces).text == "a"
+        with pytest.raises(ConsoleError, match="broke off: the worker is gone"):
+            next(pieces)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (httpx.Response(404, json={"error": {"message": "No model `x`."}}), "No model `x`."),
+        (httpx.Response(401, json={"error": {"message": "Incorrect."}}), "put one into ROUNDHOUSE_API_KEYS"),
+        (httpx.Response(502, content=b"<html>"), "answers 502: that is no endpoint"),
+        (httpx.Response(200, content=b"[1]"), "no document of OpenAI"),
+        (httpx.Response(200, content=b"\xff"), "no document of OpenAI"),
+    ],
+)
+def test_refusals_are_sentences(answer: httpx.Response, told: str) -> None:
+    with client(lambda request: answer) as asking, pytest.raises(ConsoleError, match=told):
+        http.get(asking, "/v1/status")
+
+
+def test_where_nobody_answers_it_is_said_what_to_do() -> None:
+    endpoint = Endpoint(f"http://127.0.0.1:{free_port()}")
+    with http.open_client(endpoint) as asking, pytest.raises(ConsoleError, match="roundhouse serve"):
+        http.get(asking, "/v1/status")
+    with http.open_client(endpoint) as asking, pytest.raises(ConsoleError, match="nothing answers"):
+        next(http.stream(asking, {}))
+
+
+def test_who_has_a_key_offers_it() -> None:
+    with http.open_client(ENDPOINT) as keyed, http.open_client(Endpoint(ENDPOINT.url)) as bare:
+        assert keyed.headers["authorization"] == "Bearer sesame"
+        assert "authorization" not in bare.headers

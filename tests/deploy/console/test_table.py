@@ -1,0 +1,146 @@
+"""The status as a screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from broker.dispatch.tally import Tally
+from broker.routes import progress, report
+from broker.routes.progress import Moment
+from deploy.console import table
+from protocol.messages import Heartbeat, Loading
+from protocol.orders import ModelState, Roster
+from protocol.parts import Resources, RowStatus
+from tests.broker.dispatching import Line, accepted, events, finished, request, reused
+
+
+def status(line: Line) -> dict[str, Any]:
+    """As the gateway tells it."""
+    moment = Moment(line.clock.now, line.clock.now)
+    told = report.status(line.dispatcher, Tally(), {}, moment, line.clock.now - 3700.0)
+    return told | {"history": progress.history(line.dispatcher.history.since(0), moment)}
+
+
+def shown(document: dict[str, Any], width: int = 160) -> str:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table.screen(document))
+    return capture.get()
+
+
+def busy() -> Line:
+    """Two models, requests in every phase, one that has ended."""
+    line = Line()
+    line.dispatcher.sweep()
+    states = [ModelState(name="m", restarts=2), ModelState(name="other[/]")]
+    line.dispatcher.catalogue.told(Roster(models=states))
+    return line
+
+
+def test_a_worker_that_loads_says_how_far_it_is() -> None:
+    line = busy()
+    line.hello("w")
+    line.hello("w2", "other[/]")
+    line.say("w", Loading(incarnation="w", done=1, total=4))
+    text = shown(status(line))
+    assert "loading 25%" in text
+    assert "other[/]" in text
+    assert "up 1 h 1 m" in text
+
+
+def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> None:
+    line = busy()
+    line.serving("w")
+    line.board(request("chat-a"))
+    line.board(request("chat-b"))
+    line.board(request("chat-c"))
+    line.say("w", accepted("w", "chat-a"), reused("w", "chat-a", 2, "disk"), events("w", "chat-a", "x"))
+    line.clock.now += 0.5
+    line.say("w", events("w", "chat-a", "y", first=1), accepted("w", "chat-b"), reused("w", "chat-b"))
+    line.say("w", accepted("w", "chat-c"))
+    rows = [RowStatus(id="chat-b", phase="prefill", prompt_tokens=3, prefilled=1, preemptions=2)]
+    line.say(
+        "w",
+        Heartbeat(
+            incarnation="w",
+            running=2,
+            waiting=1,
+            steps=3,
+            cache_bytes=2_500_000,
+            rows=rows,
+            resources=Resources(resident_bytes=7_000_000_000, uptime_s=65.0),
+        ),
+        finished("w", "chat-c"),
+    )
+    line.contexts.pop().__exit__(None, None, None)
+    line.clock.now += 1.0
+    line.dispatcher.sweep()
+    text = shown(status(line))
+    [first] = [row for row in text.splitlines() if row.startswith("chat-a")]
+    assert "decode" in first
+    assert "67% disk" in first
+    [second] = [row for row in text.splitlines() if row.startswith("chat-b")]
+    assert "1/3" in second
+    assert "preempted 2x" in second
+    assert "cold" in second
+    [third] = [row for row in text.splitlines() if row.startswith("chat-c")]
+    assert "stop" in third
+    [worker] = [row for row in text.splitlines() if row.startswith("m ")]
+    assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2"
+    assert "1 tokens/s" in text
+
+
+def test_many_requests_are_counted_beyond_those_shown() -> None:
+    line = Line(waiting_max=100)
+    line.serving("w", rows=100)
+    for number in range(table.REQUESTS_SHOWN_MAX + 5):
+        line.board(request(f"r{number}"))
+    assert "5 more" in shown(status(line))
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e9)), max_size=60))
+def test_each_value_has_a_bar_and_the_largest_the_highest(values: list[float | None]) -> None:
+    bars = table.spark(values)
+    assert len(bars) == len(values)
+    most = max((value for value in values if value is not None), default=0.0)
+    for bar, value in zip(bars, values, strict=True):
+        assert (bar == " ") == (value is None)
+        if most and value == most:
+            assert bar == "█"
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (table.duration(59.9), "59 s"),
+        (table.duration(61), "1 m 1 s"),
+        (table.duration(90061), "1 d 1 h"),
+        (table.seconds(0.0764), "76 ms"),
+        (table.seconds(4.25), "4.2 s"),
+        (table.seconds(61), "1 m 1 s"),
+        (table.size(0), "0 B"),
+        (table.size(1500), "2 kB"),
+        (table.size(7.04e10), "70.4 GB"),
+    ],
+)
+def test_numbers_are_as_long_as_they_must_be(told: str, expected: str) -> None:
+    assert told == expected
+
+
+def test_a_narrow_screen_shows_every_number_of_every_request() -> None:
+    line = Line()
+    line.serving("w")
+    id = "chatcmpl-0a3f77d1674bdd8401b5b6520b"
+    line.board(request(id))
+    line.say("w", accepted("w", id), reused("w", id, 2, "disk"), events("w", id, "x"))
+    line.clock.now += 12.5
+    line.say("w", events("w", id, *"yz" * 60, first=1))
+    text = shown(status(line), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    [row] = [row for row in text.splitlines() if row.startswith(f"…{id[-8:]}")]
+    assert " ".join(row.split()[1:]) == "decode 3 in 121 9.6 0 ms 12.5 s 67% disk"

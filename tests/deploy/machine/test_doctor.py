@@ -1,0 +1,116 @@
+"""What is said of a machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.machine.doctor import Finding, Verdict, examine
+from deploy.machine.facts import Facts, who_listens
+from deploy.machine.memory import Memory
+from tests.ports import free_port
+
+GB = 10**9
+WELL: dict[str, Any] = {
+    "python": (3, 12, 1),
+    "system": "Darwin",
+    "release": "15.1",
+    "machine": "arm64",
+    "memory": Memory(64 * GB, 40 * GB, 48 * GB, wired_limit=48 * GB),
+    "mlx": "Device(gpu, 0)",
+    "cache": "/caches/hub",
+    "disk_free": 500 * GB,
+    "files_max": 10_000,
+}
+
+
+def findings(**wrong: Any) -> list[Finding]:
+    return examine(Facts(**WELL | wrong))
+
+
+def test_where_all_is_well_nothing_is_to_be_done() -> None:
+    found = findings()
+    assert {finding.verdict for finding in found} == {Verdict.WELL}
+    assert [finding.about for finding in found] == [
+        "Python", "system", "MLX", "memory", "models that fit", "models here", "disk", "port 8000",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "about", "verdict", "advice"),
+    [
+        ({"python": (3, 10, 4)}, "Python", Verdict.WRONG, "PYTHON=python3.12"),
+        ({"release": "13.6"}, "system", Verdict.WRONG, "macOS 14"),
+        ({"machine": "x86_64"}, "system", Verdict.WRONG, "Rosetta"),
+        ({"mlx": "", "mlx_error": "ImportError: libmlx"}, "MLX", Verdict.WRONG, "install it again"),
+        ({"cache_writable": False}, "models here", Verdict.WRONG, "HF_HUB_CACHE"),
+        ({"disk_free": 3 * GB}, "disk", Verdict.NOTE, "roundhouse rm"),
+        ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
+        ({"port_user": "roundhouse"}, "port 8000", Verdict.WELL, "roundhouse status"),
+        ({"runtime_error": "too long"}, "sockets", Verdict.WRONG, "XDG_RUNTIME_DIR"),
+        ({"files_max": 256}, "open files", Verdict.NOTE, "ulimit -n"),
+        ({"keeps_awake": False}, "sleep", Verdict.NOTE, "asleep"),
+        ({"memory": Memory(2 * GB, GB, GB)}, "models that fit", Verdict.NOTE, "more memory"),
+        ({"memory": Memory(64 * GB, 9 * GB, 48 * GB)}, "memory", Verdict.WELL, "iogpu.wired_limit_mb=51879"),
+        ({"system": "Linux", "has_compiler": False}, "compiler", Verdict.NOTE, "apt install g++"),
+    ],
+)
+def test_whatever_is_wrong_is_named_with_what_to_do(
+    wrong: dict[str, Any], about: str, verdict: Verdict, advice: str
+) -> None:
+    [finding] = [finding for finding in findings(**wrong) if finding.about == about]
+    assert finding.verdict is verdict
+    assert advice in finding.advice
+    others = {each.verdict for each in findings(**wrong) if each.about != about}
+    assert others == {Verdict.WELL}
+
+
+class _Other(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+
+
+@pytest.fixture
+def other_server() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), _Other)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_port_is_free_or_somebodys(other_server: int) -> None:
+    assert who_listens("127.0.0.1", free_port()) == ""
+    assert who_listens("127.0.0.1", other_server) == "another program"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        assert who_listens("127.0.0.1", silent.getsockname()[1]) == "another program"
+
+
+def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
+    env = os.environ | {"HF_HUB_CACHE": str(tmp_path / "none yet"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-m", "deploy", "doctor", "--port", str(free_port())],
+        capture_output=True, text=True, timeout=90, env=env,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    lines = {line[6:22].strip(): line for line in told.stdout.splitlines() if line[0] != " "}
+    assert "computes on Device" in lines["MLX"]
+    assert lines["models here"].startswith("ok")

@@ -1,0 +1,119 @@
+"""`pull`, `ls` and `rm` with a hub of the test's own: what is fetched, shown, removed, what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+from deploy.machine import hub
+from deploy.machine.hub import HubError
+from tests.deploy.machine.hub_played import SHA, hub_that_has
+
+WAIT_S = 60.0
+MODEL = "org/small-4bit"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"w" * 5000,
+    "tokenizer.json": b"{}",
+    "original.bin": b"not for MLX",
+}
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def command(tmp_path: Path, asked: list[str]) -> Iterator[Command]:
+    """`roundhouse words…`, with this hub and a cache of its own. What the hub was asked: `asked`."""
+    with hub_that_has({MODEL: FILES}) as (url, requests):
+        env = os.environ | {
+            "HF_ENDPOINT": url,
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        env.pop("HF_HUB_OFFLINE", None)
+
+        def run(*words: str, typed: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+            requests.clear()
+            done = subprocess.run(
+                [sys.executable, "-m", "deploy", *words],
+                input=typed,
+                capture_output=True,
+                text=True,
+                timeout=WAIT_S,
+                env=env | more,
+            )
+            asked[:] = requests
+            return done
+
+        yield run
+
+
+def test_a_model_is_fetched_shown_and_removed(command: Command, asked: list[str], tmp_path: Path) -> None:
+    pulled = command("pull", MODEL)
+    assert pulled.returncode == 0, pulled.stderr
+    assert f"roundhouse serve --model {MODEL}" in pulled.stdout
+    snapshot = tmp_path / "hub" / "models--org--small-4bit" / "snapshots" / SHA
+    assert {path.name for path in snapshot.iterdir()} == FILES.keys() - {"original.bin"}
+    assert (snapshot / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert MODEL in command("ls").stdout
+    assert command("rm", MODEL, typed="n\n").returncode == 1
+    assert snapshot.exists()
+    assert command("rm", MODEL, "--yes").returncode == 0
+    assert not snapshot.exists()
+    assert "no models in" in command("ls").stdout
+
+
+def test_what_is_here_is_not_fetched_again(command: Command, asked: list[str]) -> None:
+    command("pull", MODEL)
+    assert any(each.startswith("GET") and each.endswith("model.safetensors") for each in asked)
+    again = command("pull", MODEL)
+    assert again.returncode == 0, again.stderr
+    assert not any(each.startswith("GET") and each.endswith("model.safetensors") for each in asked)
+
+
+def test_a_name_that_the_hub_does_not_know_is_said_so_with_one_that_is_here(command: Command) -> None:
+    command("pull", MODEL)
+    wrong = command("pull", "org/small-4bt")
+    assert wrong.returncode == 78
+    assert wrong.stderr.splitlines()[-1].endswith(f"did you mean {MODEL}?")
+    gone = command("rm", "org/smal-4bit", "--yes")
+    assert (gone.returncode, f"did you mean {MODEL}?" in gone.stderr) == (78, True)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so(command: Command) -> None:
+    told = command("pull", "org/other", HF_HUB_OFFLINE="1")
+    assert told.returncode == 78
+    assert "HF_HUB_OFFLINE" in told.stderr or "cannot be reached" in told.stderr
+
+
+def test_what_is_no_name_is_said_so(command: Command) -> None:
+    told = command("pull", "not a name/at all/here")
+    assert (told.returncode, "OWNER/NAME" in told.stderr) == (78, True)
+
+
+def test_without_a_name_those_that_fit_are_told(command: Command) -> None:
+    told = command("pull")
+    assert told.returncode == 0
+    assert "for a model and its caches" in told.stdout
+
+
+def test_the_files_that_are_fetched_are_those_that_upstream_loads() -> None:
+    assert list(hub.PATTERNS) == DEFAULT_ALLOW_PATTERNS
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched() -> None:
+    hub.check_room(MODEL, 10**9, 10**9 + hub.MARGIN_BYTES)
+    with pytest.raises(HubError, match=r"needs 1\.0 GB more"):
+        hub.check_room(MODEL, 10**9, 10**9)

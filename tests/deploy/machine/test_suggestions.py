@@ -1,0 +1,60 @@
+"""What fits: memory and models."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.machine.memory import Memory, look, usable_of_mac
+from deploy.machine.suggestions import CONTEXT_WANTED, SUGGESTIONS, context_that_fits, that_fit
+from protocol.naming import is_folder
+
+GB = 10**9
+GIB = 2**30
+
+
+@given(st.integers(0, 200 * GB))
+def test_what_is_suggested_fits_with_its_context(room: int) -> None:
+    for suggestion, context in that_fit(room):
+        assert CONTEXT_WANTED <= context <= suggestion.context_length
+        assert suggestion.weight_bytes + context * suggestion.token_bytes <= room
+
+
+@given(st.integers(0, 100 * GB), st.integers(0, 100 * GB))
+def test_more_memory_never_means_less(room: int, more: int) -> None:
+    before, after = ({each.id: context for each, context in that_fit(size)} for size in (room, room + more))
+    assert before.keys() <= after.keys()
+    assert all(context <= after[id] for id, context in before.items())
+
+
+@pytest.mark.parametrize(
+    ("machine", "id"),
+    [
+        (8 * GIB, "mlx-community/Qwen3-4B-4bit"),
+        (16 * GIB, "mlx-community/Qwen3-14B-4bit"),
+        (24 * GIB, "mlx-community/gpt-oss-20b-MXFP4-Q8"),
+        (128 * GIB, "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit"),
+    ],
+)
+def test_macs_are_suggested_the_largest_that_leaves_room_to_talk(machine: int, id: str) -> None:
+    memory = Memory(machine, machine, usable_of_mac(machine, None))
+    assert that_fit(memory.for_model)[0][0].id == id
+
+
+def test_the_largest_comes_first_and_each_is_an_id() -> None:
+    assert [each.weight_bytes for each in SUGGESTIONS] == sorted(each.weight_bytes for each in SUGGESTIONS)
+    assert not any(is_folder(each.id) for each in SUGGESTIONS)
+    assert context_that_fits(SUGGESTIONS[0], 0) == 0
+
+
+def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> None:
+    assert usable_of_mac(16 * GIB, 14 * GIB) == 14 * GIB
+    assert usable_of_mac(16 * GIB, 99 * GIB) == 16 * GIB
+    assert usable_of_mac(16 * GIB, None) == 16 * GIB * 2 // 3
+    assert usable_of_mac(64 * GIB, None) == 48 * GIB
+
+
+def test_this_machine_has_memory() -> None:
+    memory = look()
+    assert 0 < memory.for_model < memory.usable <= memory.total

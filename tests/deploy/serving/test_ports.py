@@ -1,0 +1,41 @@
+"""Whether a port is free."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from deploy.serving.ports import PortError, check
+from tests.ports import free_port
+
+HERE = "127.0.0.1"
+
+
+def test_a_free_port_is_none_to_talk_about() -> None:
+    check(HERE, free_port(), {})
+
+
+def test_a_taken_one_is_said_with_one_that_is_free() -> None:
+    with socket.socket() as other:
+        other.bind((HERE, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortError, match=f"port {port} is taken by another program") as caught:
+            check(HERE, port, {})
+        found = re.search(r"--port (\d+), which is free", str(caught.value))
+        assert found
+        check(HERE, int(found[1]), {})
+
+
+def test_a_port_that_a_service_manager_keeps_for_us_is_ours() -> None:
+    with socket.socket() as kept:
+        kept.bind((HERE, 0))
+        kept.listen()
+        check(HERE, kept.getsockname()[1], {"LISTEN_FDS": "1"})
+
+
+def test_what_is_wrong_with_an_address_the_gateway_says() -> None:
+    check("no such host", free_port(), {})
+    check("203.0.113.1", free_port(), {})

@@ -1,0 +1,432 @@
+"""Images and videos in every dialect, with real clients; a scripted worker says what it was shown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
+from tests.hosts import Images, serving_images
+from tests.images import MP4, animation, bomb, data_url, noise, picture
+from tests.system import System, running_system
+from worker.fake.pictures import IMAGE_TOKENS
+
+RED, BLUE, GREEN = picture("red"), picture("blue", kind="JPEG"), picture("green", (30, 20), "WEBP")
+LARGE = noise((400, 300))
+KINDS = {RED: "png", BLUE: "jpeg", GREEN: "webp", LARGE: "png"}
+PAGES: dict[str, bytes | str | int | None] = {
+    "/red.png": RED,
+    "/blue": BLUE,
+    "/moved": "/red.png",
+    "/away": "https://elsewhere.test/red.png",
+    "/inside": "http://127.0.0.1/red.png",
+    "/inside-by-name": "http://inside.test/red.png",
+    "/loop": "/loop",
+    "/gone": 404,
+    "/silent": None,
+    "/text": b"hello",
+    "/clip.mp4": MP4,
+}
+ASKED = "Say !tokens=8"
+OUTSIDE, UNMAPPED = "93.184.216.34", "93.184.216.35"
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Images]:
+    with serving_images(PAGES) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def seeing(folder: Path, host: Images) -> Iterator[System]:
+    """A gateway that fetches from a few hosts, and a worker that takes images and videos."""
+    network: dict[str, object] = {
+        "names": {
+            "pictures.test": [OUTSIDE],
+            "a.pictures.test": [OUTSIDE],
+            "inside.test": ["10.0.0.7"],
+            "both.test": [OUTSIDE, "127.0.0.1"],
+            "down.test": [UNMAPPED],
+            "elsewhere.test": [OUTSIDE],
+        },
+        "addresses": {OUTSIDE: host.port, "127.0.0.1": host.port, "10.0.0.7": host.port},
+    }
+    allowed = "pictures.test,*.pictures.test,inside.test,both.test,down.test,127.0.0.1,169.254.169.254"
+    flags = ["--allow-media-hosts", allowed, "--media-timeout", "2", "--video-frames-max", "3"]
+    with running_system(folder, flags, network) as system:
+        system.start_worker("--images", "--videos")
+        system.wait_ready()
+        yield system
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, host: Images) -> Iterator[System]:
+    with seeing(tmp_path_factory.mktemp("images"), host) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def gpt(system: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(system: System) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=system.url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def told(data: bytes, pixels: int | None = None) -> str:
+    """What the worker says of an image."""
+    return f"{KINDS[data]}:{sha256(data).hexdigest()[:8]}" + (f"/{pixels}" if pixels else "")
+
+
+def chat_part(data: bytes, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data), **more}}
+
+
+def input_part(data: bytes, **more: Any) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": data_url(data), **more}
+
+
+def block(data: bytes) -> dict[str, Any]:
+    encoded = data_url(data).partition(",")[2]
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
+
+
+# --- every dialect, real clients ---------------------------------------------------------------------
+
+
+def by_chat(client: openai.OpenAI, images: list[bytes], *, stream: bool) -> str:
+    parts = [{"type": "text", "text": ASKED}, *map(chat_part, images)]
+    messages: Any = [{"role": "user", "content": parts}]
+    if not stream:
+        answer = client.chat.completions.create(model="fake", messages=messages)
+        return answer.choices[0].message.content or ""
+    chunks = client.chat.completions.create(model="fake", messages=messages, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def by_responses(client: openai.OpenAI, images: list[bytes], *, stream: bool) -> str:
+    parts = [{"type": "input_text", "text": ASKED}, *map(input_part, images)]
+    asked: Any = [{"role": "user", "content": parts}]
+    if not stream:
+        return client.responses.create(model="fake", input=asked).output_text
+    with client.responses.stream(model="fake", input=asked) as events:
+        return events.get_final_response().output_text
+
+
+def by_messages(client: anthropic.Anthropic, images: list[bytes], *, stream: bool) -> str:
+    blocks = [{"type": "text", "text": ASKED}, *map(block, images)]
+    messages: Any = [{"role": "user", "content": blocks}]
+    if not stream:
+        answer = client.messages.create(model="fake", messages=messages, max_tokens=8)
+    else:
+        with client.messages.stream(model="fake", messages=messages, max_tokens=8) as events:
+            answer = events.get_final_message()
+    return "".join(block.text for block in answer.content if block.type == "text")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("images", [[RED], [RED, BLUE], [BLUE, RED], [GREEN, RED, RED, LARGE], []])
+def test_images_arrive_in_their_order_in_every_dialect(
+    gpt: openai.OpenAI, claude: anthropic.Anthropic, images: list[bytes], stream: bool
+) -> None:
+    texts = [
+        by_chat(gpt, images, stream=stream),
+        by_responses(gpt, images, stream=stream),
+        by_messages(claude, images, stream=stream),
+    ]
+    for text in texts:
+        assert text.split()[: len(images)] == [*map(told, images)]
+        assert not any(word.startswith(("png:", "jpeg:")) for word in text.split()[len(images) :])
+
+
+def ask_chat(system: System, content: Any, **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, **fields}
+    return system.http.post("/v1/chat/completions", json=body)
+
+
+def seen_by(answer: Any) -> list[str]:
+    """The words of the images that it begins with."""
+    assert answer.status_code == 200, answer.text
+    words = answer.json()["choices"][0]["message"]["content"].split()
+    return [word for word in words if ":" in word]
+
+
+@pytest.mark.parametrize(
+    ("detail", "pixels"),
+    [({}, None), ({"detail": "low"}, 262_144), ({"detail": "high"}, None), ({"detail": "auto"}, None),
+     ({"detail": "original"}, None), ({"detail": None}, None)],
+)  # fmt: skip
+def test_how_finely_an_image_is_looked_at_limits_its_pixels(
+    system: System, detail: dict[str, Any], pixels: int | None
+) -> None:
+    assert seen_by(ask_chat(system, [chat_part(RED, **detail)])) == [told(RED, pixels)]
+    asked = {"input": [{"role": "user", "content": [input_part(RED, **detail)]}], "max_output_tokens": 1}
+    output = system.http.post("/v1/responses", json=asked).json()["output"]
+    assert output[0]["content"][0]["text"].strip() == told(RED, pixels)
+
+
+def test_images_in_results_and_in_earlier_turns_are_seen_in_their_order(
+    system: System, gpt: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "See"}, chat_part(RED)]},
+        {"role": "assistant", "content": "I will look.", "tool_calls": [call]},
+        {
+            "role": "tool",
+            "tool_call_id": "c",
+            "content": [chat_part(BLUE), {"type": "text", "text": "there"}],
+        },
+        {"role": "user", "content": [chat_part(GREEN)]},
+    ]
+    expected = [told(RED), told(BLUE), told(GREEN)]
+    answer = gpt.chat.completions.create(model="fake", messages=messages, max_tokens=8)
+    assert (answer.choices[0].message.content or "").split()[:3] == expected
+
+    first = gpt.responses.create(
+        model="fake",
+        input=[{"role": "user", "content": [input_part(RED)]}],
+        max_output_tokens=16,  # type: ignore[list-item, misc]
+    )
+    outputs: Any = [
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [input_part(BLUE)]},
+        {"role": "user", "content": [input_part(GREEN)]},
+    ]
+    second = gpt.responses.create(
+        model="fake", input=outputs, previous_response_id=first.id, max_output_tokens=16
+    )
+    assert second.output_text.split()[:3] == expected
+
+    results: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "See"}, block(RED)]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": [block(BLUE)]}, block(GREEN)],
+        },
+    ]
+    message = claude.messages.create(model="fake", messages=results, max_tokens=8)
+    [text] = [block.text for block in message.content if block.type == "text"]
+    assert text.split()[:3] == expected
+
+
+def test_an_image_counts_where_tokens_are_counted(claude: anthropic.Anthropic) -> None:
+    def count(*blocks: Any) -> int:
+        content: Any = [{"type": "text", "text": "one two"}, *blocks]
+        return claude.messages.count_tokens(
+            model="fake", messages=[{"role": "user", "content": content}]
+        ).input_tokens
+
+    counts = [count(), count(block(RED)), count(block(RED), block(BLUE))]
+    assert counts == [2, 2 + IMAGE_TOKENS, 2 + 2 * IMAGE_TOKENS]
+
+
+# --- videos ------------------------------------------------------------------------------------------
+
+
+def test_a_video_is_a_file_or_a_list_of_frames(system: System) -> None:
+    digest = sha256(MP4).hexdigest()[:8]
+    for part in (
+        {"type": "video_url", "video_url": {"url": data_url(MP4, "video/mp4")}},
+        {"type": "video_url", "video_url": "http://pictures.test/clip.mp4"},
+        {"type": "video", "video": data_url(MP4, "video/mp4")},
+    ):
+        assert seen_by(ask_chat(system, [part, chat_part(RED)])) == [f"mp4:{digest}", told(RED)]
+    frames = [data_url(RED), "http://pictures.test/blue"]
+    digest = sha256(RED + BLUE).hexdigest()[:8]
+    answer = ask_chat(system, [chat_part(GREEN), {"type": "video", "video": frames}, chat_part(RED)])
+    assert seen_by(answer) == [told(GREEN), f"png*2:{digest}", told(RED)]
+
+
+def test_a_video_of_many_frames_is_looked_at_here_and_there(system: System) -> None:
+    shots = [picture("white", (n + 1, 1)) for n in range(7)]
+    digest = sha256(shots[0] + shots[3] + shots[6]).hexdigest()[:8]
+    answer = ask_chat(system, [{"type": "video", "video": [*map(data_url, shots)]}])
+    assert seen_by(answer) == [f"png*3:{digest}"]
+    alone = ask_chat(system, [{"type": "video", "video": [data_url(RED)]}])
+    assert seen_by(alone) == [f"png*2:{sha256(RED + RED).hexdigest()[:8]}"]
+
+
+# --- from elsewhere ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://pictures.test/red.png", "HTTP://Pictures.Test./red.png", "http://a.pictures.test:80/red.png",
+     "http://pictures.test/moved"],
+)  # fmt: skip
+def test_an_image_is_fetched_from_hosts_that_are_allowed(system: System, url: str) -> None:
+    assert seen_by(ask_chat(system, [{"type": "image_url", "image_url": url}])) == [told(RED)]
+    source = {"type": "image", "source": {"type": "url", "url": url}}
+    body = {"model": "fake", "max_tokens": 1, "messages": [{"role": "user", "content": [source]}]}
+    answer = system.http.post("/v1/messages", json=body).json()
+    assert answer["content"][0]["text"].strip() == told(RED)
+
+
+def test_one_url_is_fetched_once_for_a_request_and_tells_its_host_nothing(
+    system: System, host: Images
+) -> None:
+    host.asked.clear()
+    url = {"type": "image_url", "image_url": "http://pictures.test/blue"}
+    assert seen_by(ask_chat(system, [url, chat_part(RED), url])) == [told(BLUE), told(RED), told(BLUE)]
+    assert host.asked == {("/blue", "pictures.test"): 1}
+    names = {name.lower() for name in host.headers[-1]}
+    assert names == {"host", "user-agent", "accept", "accept-encoding", "connection"}
+
+
+# --- what is wrong -----------------------------------------------------------------------------------
+
+LOCATED = {"file": "file:///etc/passwd", "loopback": "http://127.0.0.1/red.png"}
+HOSTED = {
+    "a redirect into loopback": "http://pictures.test/inside",
+    "a redirect into a private network": "http://pictures.test/inside-by-name",
+    "a redirect to a host that is not allowed": "http://pictures.test/away",
+    "redirects without end": "http://pictures.test/loop",
+    "a name that leads inside": "http://inside.test/red.png",
+    "a name that leads inside as well": "http://both.test/red.png",
+    "the address of a cloud's secrets": "http://169.254.169.254/red.png",
+    "a host that is not allowed": "http://elsewhere.test/red.png",
+    "a name that leads nowhere": "http://nowhere.pictures.test/red.png",
+    "an address where nobody is": "http://down.test/red.png",
+    "a page that is not there": "http://pictures.test/gone",
+    "a page that never comes": "http://pictures.test/silent",
+    "a page without an image": "http://pictures.test/text",
+    "another spelling of loopback": "http://2130706433/red.png",
+    "loopback in IPv6": "http://[::ffff:127.0.0.1]/red.png",
+    "a password": "http://me:secret@pictures.test/red.png",
+    "no URL": "red.png",
+}
+BAD = {
+    "zero bytes": b"",
+    "a wrong type": b"%PDF-1.7 of no image",
+    "a broken header": RED[:18],
+    "half of an image": LARGE[: len(LARGE) // 2],
+    "a bomb": bomb(),
+    "an animation": animation("GIF"),
+    "an animated PNG": animation("PNG"),
+    "too many bytes": b"\x89PNG\r\n\x1a\n" + bytes(17 * 2**20),
+}
+URLS = {
+    **{name: data_url(data) for name, data in BAD.items()},
+    "bad base64": "data:image/png;base64,AA*A",
+    **LOCATED,
+    **HOSTED,
+}
+
+
+PLACES = {"chat": "messages[0].content[1]", "responses": "input[0].content[1]"}
+
+
+def ask_badly(system: System, dialect: str, url: str) -> Any:
+    text, link = {"type": "text", "text": "x"}, {"type": "url", "url": url}
+    if dialect == "chat":
+        return ask_chat(system, [text, {"type": "image_url", "image_url": {"url": url}}])
+    if dialect == "responses":
+        content = [text, {"type": "input_image", "image_url": url}]
+        return system.http.post("/v1/responses", json={"input": [{"role": "user", "content": content}]})
+    messages = [{"role": "user", "content": [text, {"type": "image", "source": link}]}]
+    return system.http.post("/v1/messages", json={"max_tokens": 1, "messages": messages})
+
+
+def check_refusal(answer: Any, dialect: str, code: str = "invalid_media") -> None:
+    """A 400 in the shape of its dialect, which names the image."""
+    assert answer.status_code == 400, answer.text
+    assert "secret" not in answer.text
+    document = answer.json()
+    error = document["error"]
+    assert error["type"] == "invalid_request_error"
+    if dialect == "messages":
+        assert document["type"] == "error"
+        assert error["message"].startswith("messages[0].content[1]: ")
+    else:
+        assert (error["code"], error["param"]) == (code, PLACES[dialect])
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("name", URLS)
+def test_what_cannot_be_seen_is_a_400_that_names_it(
+    system: System, host: Images, name: str, dialect: str
+) -> None:
+    host.asked.clear()
+    check_refusal(ask_badly(system, dialect, URLS[name]), dialect)
+    # Whatever is inside was not even asked.
+    assert {named for _, named in host.asked} <= {"pictures.test"}
+
+
+def test_bad_images_disturb_nobody(system: System) -> None:
+    streams = [ask(system.url, f"!slow=10 number {n} !tokens=150") for n in range(4)]
+    wait_until_flowing(streams)
+    for name, url in URLS.items():
+        if "never" not in name:
+            check_refusal(ask_badly(system, "chat", url), "chat")
+    wait_for(streams, 60)
+    for n, stream in enumerate(streams):
+        assert stream.texts == [scripted(f"!slow=10 number {n} !tokens=150", 150)]
+    assert all(worker.running for worker in system.workers)
+    assert seen_by(ask_chat(system, [chat_part(RED)])) == [told(RED)]
+    assert system.http.get("/v1/status").json()["gateway"]["media_bytes"] == 0
+
+
+def test_an_image_outlives_its_worker_and_is_neither_sent_nor_fetched_again(
+    tmp_path: Path, host: Images
+) -> None:
+    with seeing(tmp_path, host) as system:
+        outlive(system, host)
+
+
+def outlive(system: System, host: Images) -> None:
+    """The worker is killed under streams with images."""
+    url = "http://pictures.test/red.png"
+    parts = [{"type": "text", "text": "!slow=10 !tokens=150"}, chat_part(LARGE)]
+    message = {"role": "user", "content": [*parts, {"type": "image_url", "image_url": url}]}
+    body: dict[str, object] = {"messages": [message], "stream": True, "n": 2}
+    alone = Client(system.url, body)
+    alone.run()
+    assert [text.split()[:2] for text in alone.texts] == [[told(LARGE), told(RED)]] * 2
+    host.asked.clear()
+    streams = [Client(system.url, body) for _ in range(4)]
+    for stream in streams:
+        stream.start()
+    wait_until_flowing(streams)
+    assert system.http.get("/v1/status").json()["gateway"]["media_bytes"] == len(LARGE) + len(RED)
+    system.workers[-1].kill()
+    system.start_worker("--images", "--videos")
+    wait_for(streams, 60)
+    assert [stream.texts for stream in streams] == [alone.texts] * 4
+    assert host.asked == {("/red.png", "pictures.test"): 4}
+    status = system.http.get("/v1/status").json()["gateway"]
+    assert (status["media_bytes"], status["failover"]["resumed"]) == (0, 8)
+
+
+def test_more_frames_than_the_line_takes_are_refused(system: System) -> None:
+    most = [{"type": "text", "text": "!tokens=64"}, *[chat_part(RED)] * 64]
+    assert len(seen_by(ask_chat(system, most, max_tokens=100))) == 64
+    answer = ask_chat(system, [chat_part(RED)] * 65)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content[64]")
+    assert "64" in answer.json()["error"]["message"]
+
+
+def test_a_model_that_sees_nothing_refuses_images(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        system.start_worker("--name", "blind")
+        system.wait_ready()
+        for dialect in ("chat", "responses", "messages"):
+            check_refusal(ask_badly(system, dialect, data_url(RED)), dialect, "unsupported_media")
+        video = {"type": "video_url", "video_url": data_url(MP4)}
+        refused = ask_chat(system, [{"type": "text", "text": "x"}, video])
+        check_refusal(refused, "chat", "unsupported_media")
+        assert "videos" in refused.json()["error"]["message"]
+        remote = ask_chat(system, [{"type": "text", "text": "x"}])
+        assert remote.status_code == 200

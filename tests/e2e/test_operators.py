@@ -1,0 +1,365 @@
+"""What operators see and use: status, metrics, logs, and the commands at a terminal, on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.ports import free_port
+from tests.system import NO_TLS, Process, System, chat_body, eventually, running_system, sse_documents
+
+WAIT_S = 60.0
+SECRET = "Brynhild-of-the-secret-prompt"
+FAKE, POCKET = "fake", "pocket"
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A scripted worker and the embedded model; the gateway logs for machines, all it can."""
+    flags = ["--log-format", "json", "--log-level", "debug"]
+    with running_system(tmp_path_factory.mktemp("operators"), flags) as system:
+        system.start_worker("--step-ms", "5")
+        system.start_worker(module="worker")
+        system.wait_loaded(2)
+        yield system
+
+
+def status(system: System) -> dict[str, Any]:
+    document: dict[str, Any] = system.http.get("/v1/status").json()
+    return document
+
+
+def command(
+    *words: str, typed: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`roundhouse words…`, its input and outputs no terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", *words],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env=os.environ | (env or {}),
+    )
+
+
+# --- status and metrics ------------------------------------------------------------------------------
+
+
+def test_a_worker_tells_its_memory_and_its_age(system: System) -> None:
+    def told() -> dict[str, Any] | None:
+        """Once a beat has come that was made after the model was loaded."""
+        [worker] = [worker for worker in status(system)["workers"] if worker["model"] == POCKET]
+        return dict(worker) if worker["memory"]["device_bytes"] else None
+
+    worker = eventually(told, within_s=WAIT_S)
+    assert worker["memory"]["resident_bytes"] > 50 * 2**20
+    assert 2**20 < worker["memory"]["device_bytes"] <= worker["memory"]["device_peak_bytes"]
+    assert worker["uptime_s"] > 0
+    assert (worker["loading"], worker["parameters"] > 10**6) == (None, True)
+
+
+def test_a_request_is_seen_on_its_way_and_after_its_end(system: System) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        body = chat_body(f"{SECRET} !tokens=200", model=FAKE, max_tokens=200)
+        asked = pool.submit(system.http.post, "/v1/chat/completions", json=body)
+
+        def decoding() -> dict[str, Any] | None:
+            found = [each for each in status(system)["requests"] if each["answered"] > 2]
+            return found[0] if found else None
+
+        seen = eventually(decoding, within_s=WAIT_S)
+        assert (seen["model"], seen["phase"], seen["resumes"], seen["preemptions"]) == (FAKE, "decode", 0, 0)
+        assert seen["time_to_first_token_s"] > 0
+        assert seen["tokens_per_s"] > 0
+        answer = asked.result(WAIT_S)
+    ended = eventually(
+        lambda: [end for end in status(system)["recent"]["ends"] if end["id"] == answer.json()["id"]],
+        within_s=WAIT_S,
+    )
+    assert (ended[0]["code"], ended[0]["answered"], ended[0]["model"]) == ("length", 200, FAKE)
+    assert SECRET not in json.dumps(status(system))
+
+
+def test_the_last_minutes_have_what_was_answered(system: System) -> None:
+    before = status(system)["models"]
+    system.http.post("/v1/chat/completions", json=chat_body("!tokens=100", model=FAKE, max_tokens=100))
+    answered = {model["model"]: model["answered_tokens"] for model in status(system)["models"]}
+    assert answered[FAKE] - {model["model"]: model["answered_tokens"] for model in before}[FAKE] == 100
+
+    def told() -> bool:
+        history = status(system)["history"]
+        rate, memory = (history["columns"].index(name) for name in ("tokens_per_s", "resident_bytes"))
+        rates, held = ([row[column] for row in history["rows"]] for column in (rate, memory))
+        return sum(rates) * history["every_s"] > 50 and any(held)
+
+    eventually(told, within_s=WAIT_S, what="a sample with these tokens")
+
+
+def test_the_status_can_be_listened_to(system: System) -> None:
+    with system.http.stream("GET", "/v1/status/stream") as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        documents = sse_documents(events.iter_lines())
+        first, second = json.loads(next(documents)), json.loads(next(documents))
+    assert first["history"]["columns"] == second["history"]["columns"]
+    assert len(second["history"]["rows"]) <= 3
+    assert second["time"] > first["time"]
+
+
+def test_prometheus_finds_what_was_answered(system: System) -> None:
+    def tokens() -> float:
+        families = text_string_to_metric_families(system.http.get("/metrics").text)
+        samples = {(s.name, s.labels.get("model")): s.value for family in families for s in family.samples}
+        assert samples["roundhouse_worker_device_bytes", POCKET] > 2**20
+        assert samples["process_resident_memory_bytes", None] > 2**20
+        return samples.get(("roundhouse_generation_tokens_total", FAKE), 0.0)
+
+    before = tokens()
+    system.http.post("/v1/chat/completions", json=chat_body("!tokens=9", model=FAKE, max_tokens=7))
+    assert tokens() - before == 7
+
+
+def test_the_death_of_a_worker_is_seen(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        worker = system.start_worker()
+        system.wait_ready()
+        worker.kill(signal.SIGKILL)
+        losses = eventually(lambda: status(system)["models"][0]["losses"], within_s=WAIT_S)
+        assert losses == {"dead": 1}
+        events = [event["what"] for event in status(system)["recent"]["workers"]]
+        assert events == ["connection lost", "ready", "connected"]
+
+
+# --- logs --------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_found_in_the_log_by_either_of_its_ids_and_its_prompt_is_not(system: System) -> None:
+    body = chat_body(f"{SECRET} !tokens=3", model=FAKE)
+    answer = system.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"})
+    refused = system.http.post("/v1/chat/completions", json=chat_body(SECRET, model="nobody"))
+    assert refused.status_code == 404
+    id = answer.json()["id"]
+
+    def lines() -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in system.gateway.log().splitlines()]
+        return [line for line in found if line.get("id") == id]
+
+    [end] = eventually(lines, within_s=WAIT_S)
+    assert (end["request_id"], end["status"], end["code"]) == ("mine-1", 200, "stop")
+    assert end["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
+    for process in (system.gateway, *system.workers):
+        assert SECRET not in process.log(), process.name
+
+
+# --- the commands ------------------------------------------------------------------------------------
+
+
+def test_the_status_is_a_table_where_it_is_piped(system: System) -> None:
+    told = command("status", "--url", system.url)
+    assert told.returncode == 0, told.stderr
+    assert {line.split()[0] for line in told.stdout.splitlines() if line} >= {FAKE, POCKET, "model"}
+    document = json.loads(command("status", "--url", f"{system.url}/v1", "--json").stdout)
+    assert {worker["model"] for worker in document["workers"]} == {FAKE, POCKET}
+
+
+def test_a_question_is_answered_and_nothing_else_is_printed(system: System) -> None:
+    asked = command("chat", "--url", system.url, "--model", POCKET, "Count from 3 to 6.")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.strip() == "3 4 5 6"
+
+
+def test_a_question_may_come_by_a_pipe(system: System) -> None:
+    asked = command("chat", "--url", system.url, "--model", FAKE, typed="anything !tokens=4 !text=hum·")
+    assert (asked.returncode, asked.stdout) == (0, "hum·" * 4 + "\n")
+
+
+class Terminal:
+    """A command at a terminal of its own."""
+
+    def __init__(self, words: Sequence[str], env: dict[str, str]) -> None:
+        self.seen = ""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "deploy", *words], os.environ | env)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def wait(self, text: str) -> None:
+        """Until this is seen, behind what was waited for before."""
+        deadline = time.monotonic() + WAIT_S
+        while text not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {text!r} in {self.seen!r}"
+            if select.select([self._fd], [], [], left)[0]:
+                self.seen += self._read()
+        self.seen = self.seen[self.seen.index(text) + len(text) :]
+
+    def _read(self) -> str:
+        try:
+            data = os.read(self._fd, 65_536)
+        except OSError:  # the other end is closed
+            data = b""
+        assert data, f"it has ended: {self.seen!r}"
+        return data.decode(errors="replace")
+
+    def kill(self) -> None:
+        """If it has not ended."""
+        if self._fd >= 0:
+            os.kill(self.pid, signal.SIGKILL)
+            self.end()
+
+    def end(self) -> int:
+        """Its exit status."""
+        deadline = time.monotonic() + WAIT_S
+        while select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            try:
+                if not os.read(self._fd, 65_536):
+                    break
+            except OSError:
+                break
+        os.close(self._fd)
+        self._fd = -1
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """`roundhouse words…` there, gone when the test is over."""
+    env = {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    opened: list[Terminal] = []
+
+    def open(*words: str) -> Terminal:
+        opened.append(Terminal(words, env))
+        return opened[-1]
+
+    yield open
+    for terminal in opened:
+        terminal.kill()
+
+
+def test_a_conversation_at_a_terminal_remembers_what_was_said(
+    system: System, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    terminal = open_terminal("chat", "--url", system.url, "--model", POCKET)
+    terminal.wait(">>> ")
+    terminal.type("My name is Brynhild.\n")
+    terminal.wait(">>> ")
+    terminal.type("What is my name?\n")
+    terminal.wait("Your name is Brynhild")
+    terminal.wait(">>> ")
+    terminal.type("/nothing\n")
+    terminal.wait("/help tells what there is")
+    terminal.type("/quit\n")
+    assert terminal.end() == 0
+    history = tmp_path / "roundhouse" / "chat_history"
+    assert "What is my name?" in history.read_text()
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(
+    system: System, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("chat", "--url", system.url, "--model", FAKE, "--no-history")
+    terminal.wait(">>> ")
+    terminal.type("!tokens=4000 !slow=20 !text=hum·\n")
+    terminal.wait("hum·hum·hum")
+    terminal.type("\x03")
+    terminal.wait("stopped")
+    eventually(lambda: not status(system)["requests"], within_s=WAIT_S)
+    terminal.wait(">>> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_the_status_at_a_terminal_stays_until_ctrl_c(
+    system: System, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("status", "--url", system.url, "--every", "0.1")
+    terminal.wait("roundhouse ")
+    terminal.wait("roundhouse ")
+    terminal.type("\x03")
+    assert terminal.end() == 0
+
+
+def test_an_endpoint_is_measured(system: System, tmp_path: Path) -> None:
+    written = tmp_path / "bench.json"
+    told = command(
+        "bench", system.url, "--model", FAKE, "--concurrency", "1,3", "--requests", "3", "--rounds", "1",
+        "--prompt-tokens", "40", "--answer-tokens", "8", "--compare", system.url, "--compare-model", POCKET,
+        "--json", str(written),
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "times the tok/s of" in told.stdout
+    loads = json.loads(written.read_text())["loads"]
+    assert [load["concurrency"] for load in loads] == [1, 3]
+    for load in loads:
+        for [round] in load["sides"].values():
+            assert (round["requests"], round["errors"], round["tokens"]) == (3, {}, 24)
+            assert 30 <= round["prompt_tokens"] / 3 <= 50
+            assert round["first_s"]["p50"] > 0
+
+
+@pytest.mark.parametrize("words", [["status"], ["chat", "hello"], ["bench"]])
+def test_where_nobody_serves_it_is_said_what_to_do(words: list[str], tmp_path: Path) -> None:
+    told = command(*words, env={"XDG_RUNTIME_DIR": str(tmp_path), "ROUNDHOUSE_PORT": "1"})
+    assert told.returncode == 78
+    assert len(told.stderr.splitlines()) == 1
+    assert "nothing answers at http://127.0.0.1:1" in told.stderr
+
+
+def test_a_model_that_is_not_there_is_named_with_one_that_is(system: System) -> None:
+    told = command("chat", "--url", system.url, "--model", "pocke", "hello")
+    assert (told.returncode, "did you mean pocket?" in told.stderr) == (78, True)
+
+
+def test_a_refusal_of_the_endpoint_is_a_sentence(system: System) -> None:
+    told = command("chat", "--url", system.url, "--model", FAKE, "!bad=1")
+    assert told.returncode == 78
+    assert told.stderr.startswith("roundhouse chat: The request could not be prepared")
+
+
+# --- serve -------------------------------------------------------------------------------------------
+
+
+def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(tmp_path: Path) -> None:
+    port = free_port()
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    serve = Process("serve", ["deploy", "serve", "--port", str(port)], tmp_path, env)
+    try:
+        eventually(lambda: "/v1; try: curl" in serve.log(), within_s=WAIT_S, what=serve.log())
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:
+            [worker] = http.get("/v1/status").json()["workers"]
+            os.kill(worker["pid"], signal.SIGKILL)
+
+            def restarted() -> dict[str, Any] | None:
+                told = http.get("/v1/status").json()
+                back = [each for each in told["workers"] if each["incarnation"] != worker["incarnation"]]
+                return dict(told["models"][0]) if back else None
+
+            model = eventually(restarted, within_s=WAIT_S)
+        assert model["restarts"] == 1
+        assert "was ended by SIGKILL" in model["last_end"]
+    finally:
+        serve.stop()
+
+
+def test_a_port_that_is_taken_is_said_with_one_that_is_free(system: System, tmp_path: Path) -> None:
+    told = command("serve", "--port", str(system.port), env={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert told.returncode == 78
+    [line] = told.stderr.splitlines()
+    assert "a Roundhouse serves there already" in line
+    assert "which is free" in line

@@ -1,0 +1,70 @@
+"""A server of images on loopback, for what is fetched: `serving_images` runs it in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Images(ThreadingHTTPServer):
+    """Pages by path: bytes are answered, a text is where a redirect leads, a number a status, and None an
+    answer that never comes. `asked`: by path and Host header."""
+
+    daemon_threads = True
+
+    def __init__(self, pages: Mapping[str, bytes | str | int | None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.pages = dict(pages)
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.headers: list[Mapping[str, str]] = []
+        self.over = threading.Event()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Images
+
+    def do_GET(self) -> None:
+        self.server.asked[self.path, self.headers["host"]] += 1
+        self.server.headers.append(dict(self.headers.items()))
+        match self.server.pages.get(self.path, 404):
+            case bytes() as data:
+                self._answer(200, data)
+            case str() as location:
+                self._answer(302, b"elsewhere", location)
+            case int() as status:
+                self._answer(status, b"a secret of this host")
+            case None:
+                self.server.over.wait()
+
+    def _answer(self, status: int, data: bytes, location: str = "") -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        if location:
+            self.send_header("location", location)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # whoever has read enough goes
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def serving_images(pages: Mapping[str, bytes | str | int | None]) -> Iterator[Images]:
+    """The server, gone afterwards."""
+    with Images(pages) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            server.shutdown()
+            thread.join()

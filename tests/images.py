@@ -1,0 +1,69 @@
+"""Images for tests: whole ones, and all that can be wrong with one."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+FORMATS = {
+    "image/png": "PNG",
+    "image/jpeg": "JPEG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/bmp": "BMP",
+}
+MP4 = b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isommp41" + bytes(64)
+"""As much of a video as shows what it is."""
+
+
+def picture(colour: str = "red", size: tuple[int, int] = (8, 6), kind: str = "PNG", **told: Any) -> bytes:
+    """One of a single colour."""
+    file = BytesIO()
+    Image.new("RGB", size, colour).save(file, kind, **told)
+    return file.getvalue()
+
+
+def noise(size: tuple[int, int], kind: str = "PNG") -> bytes:
+    """One that is hard to compress."""
+    file = BytesIO()
+    Image.effect_noise(size, 80).save(file, kind)
+    return file.getvalue()
+
+
+def animation(kind: str) -> bytes:
+    """Of two frames, as a GIF, a PNG or a WEBP."""
+    file, (first, *others) = BytesIO(), [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
+    first.save(file, kind, save_all=True, append_images=others, duration=100)
+    return file.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that says it is so large, and has no pixels."""
+
+    return png(width, height, [(b"IDAT", zlib.compress(b""))])
+
+
+def bomb() -> bytes:
+    """A whole one: 10,000 by 10,000 pixels, one bit each, in a few kilobytes."""
+    return png(10_000, 10_000, [(b"IDAT", zlib.compress(bytes(10_000 * (1 + 10_000 // 8))))])
+
+
+def png(width: int, height: int, chunks: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """In black and white, of a header, these chunks and an end."""
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    told = [(b"IHDR", header), *chunks, (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in told)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def data_url(data: bytes, mime: str = "image/png") -> str:
+    return f"data:{mime};base64,{b64encode(data).decode()}"

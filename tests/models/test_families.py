@@ -1,0 +1,30 @@
+"""Every family of upstream's has a config that it can be built of, or a reason why not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.models.families import CUT_SHOWS, REFUSED, config_of, listed
+from tests.models.weights import new_model
+
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+
+
+def test_families_are_found_by_listing_and_named_ones_are_among_them() -> None:
+    families = listed()
+    assert len(families) > 100
+    assert {"llama", "lfm2-vl", "solar_open", *REFUSED, *CUT_SHOWS} <= set(families)
+    assert not {"base", "cache", "rope_utils", "switch_layers"} & set(families)
+
+
+def test_the_documents_have_a_row_for_each_family_and_no_other() -> None:
+    rows = re.findall(r"^\| ([\w-]+) \| (?:yes|no|refused) \|", TABLE.read_text(), re.MULTILINE)
+    assert rows == listed()
+
+
+@pytest.mark.parametrize("family", [family for family in listed() if family not in REFUSED])
+def test_each_family_is_built_of_its_config(family: str) -> None:
+    assert new_model(config_of(family)).layers

@@ -1,0 +1,47 @@
+"""The run over all families: processes that die, and the table of outcomes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+from tests.worker.families import Outcome
+from tests.zoo import prove_all, table
+
+OUTCOMES = [
+    Outcome("afm7", "equal", reuse="anywhere", why="no batches: a|b"),
+    Outcome("bitnet", "refused", why="it is made for another device."),
+    Outcome("plamo3", "equal", batched=True, padded=True, reuse="within windows", why="cuts show"),
+]
+ANSWERS = {outcome.family: json.dumps(asdict(outcome)) for outcome in OUTCOMES}
+PROVER = f"""
+import sys
+answers = {ANSWERS!r}
+for line in sys.stdin:
+    if line.strip() not in answers:
+        sys.exit(7)
+    print("upstream says something")
+    print(answers[line.strip()], flush=True)
+"""
+
+
+def test_outcomes_come_in_order_and_a_process_that_dies_is_one_of_them() -> None:
+    names = ["plamo3", "fatal", "afm7", "bitnet"]
+    outcomes = prove_all(names, [sys.executable, "-c", PROVER], lanes=1)
+    died = Outcome("fatal", "wrong", why="its process died with status 7")
+    assert outcomes == [*OUTCOMES[:2], died, OUTCOMES[2]]
+    assert prove_all(names, [sys.executable, "-c", PROVER], lanes=3) == outcomes
+
+
+def test_the_table_has_a_row_for_each_and_counts_them() -> None:
+    wrong = Outcome("zyx", "wrong", batched=True, why="seed 0, row 3, token 5")
+    head, _, _, _, *rows, last = table([*OUTCOMES, wrong]).splitlines()
+    assert head.endswith("4 families, 2 served, 1 of them in batches, 1 refused, 1 wrong.")
+    assert last == "| zyx | wrong | | | seed 0, row 3, token 5 |"
+    assert rows == [
+        "| afm7 | no | no | anywhere | no batches: a/b |",
+        "| bitnet | refused | | | it is made for another device. |",
+        "| plamo3 | yes | yes | within windows | cuts show "
+        "(upstream's, too: its masks are a token wider than the window that is kept) |",
+    ]

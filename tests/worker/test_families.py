@@ -1,0 +1,54 @@
+"""The proof of a family finds what is wrong, whatever it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.oracle import Oracle
+from tests.worker.families import prove
+from worker.engine.caches.trial import Stage
+from worker.models import rehearsal
+
+# Transformers warns of configs of the families, as they are and have to be.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    with Oracle() as oracle:
+        yield oracle
+
+
+def test_a_family_that_is_wrong_in_batches_is_found(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "stage_for", lambda folder, network, opened: Stage(network))
+    outcome = prove("minimax_m3_vl", 1, oracle)
+    assert (outcome.verdict, outcome.batched) == ("wrong", True)
+    assert re.match(r"seed 0, row \d, token \d+", outcome.why)
+
+
+def test_a_family_whose_prompts_cannot_be_cut_is_equal_with_whole_ones(oracle: Oracle) -> None:
+    outcome = prove("plamo3", 1, oracle)
+    assert outcome.verdict == "equal"
+    assert "where a prompt is cut" in outcome.why
+
+
+def test_a_family_must_not_be_named_for_nothing(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.worker.families.CUT_SHOWS", {"llama": "it does not"})
+    monkeypatch.setattr("tests.worker.families.REFUSED", {"gpt2": "it is not"})
+    assert prove("llama", 1, oracle).why == "prompts can be cut"
+    assert prove("gpt2", 1, oracle).why == "it loads after all"
+
+
+def test_a_family_without_a_config_that_fits_is_wrong_and_says_why(oracle: Oracle) -> None:
+    outcome = prove("abacus9", 1, oracle)
+    assert outcome.verdict == "wrong"
+    assert "abacus9" in outcome.why
+
+
+def test_a_refusal_is_the_loaders_sentence(oracle: Oracle) -> None:
+    outcome = prove("olmo", 1, oracle)
+    assert outcome.verdict == "refused"
+    assert outcome.why.startswith("mlx-lm needs a package for the architecture 'olmo'")

@@ -1,0 +1,134 @@
+"""Every family that the installed mlx-lm has, proven or refused with a sentence: `make zoo [FAMILIES="…"]`.
+
+The families are those of upstream's folder, so that a new one fails until it has a config or a reason in
+`tests/models/families.py`. When all have been played, `docs/models.md` is written anew. The status is 1 if
+one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from tests.models.families import CUT_SHOWS, listed
+from tests.worker.families import Outcome
+
+TABLE = Path("docs/models.md")
+_MARK = "<!-- make zoo -->\n"
+"""Behind it the table begins."""
+
+
+class Prover:
+    """A process that is given names and answers outcomes; after one that dies, another."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._environ = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+        self._process: subprocess.Popen[str] | None = None
+
+    def prove(self, family: str) -> Outcome:
+        process = self._process or subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environ
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(family, file=process.stdin, flush=True)
+        for line in process.stdout:
+            if line.startswith("{"):  # upstream prints, too
+                self._process = process
+                return Outcome(**json.loads(line))
+        process.communicate()
+        self._process = None
+        return Outcome(family, "wrong", why=f"its process died with status {process.returncode}")
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+
+def prove_all(families: Iterable[str], command: Sequence[str], lanes: int) -> list[Outcome]:
+    """In order of their names. `command`: of each lane's process."""
+    waiting: SimpleQueue[str] = SimpleQueue()
+    for family in families:
+        waiting.put(family)
+    outcomes: list[Outcome] = []
+
+    def work() -> None:
+        prover = Prover(command)
+        try:
+            while True:
+                outcome = prover.prove(waiting.get_nowait())
+                outcomes.append(outcome)
+                print(_line(outcome), flush=True)
+        except Empty:
+            prover.close()
+
+    with ThreadPoolExecutor(lanes) as pool:
+        for lane in [pool.submit(work) for _ in range(lanes)]:
+            lane.result()
+    return sorted(outcomes, key=lambda outcome: outcome.family)
+
+
+def _line(outcome: Outcome) -> str:
+    return f"{outcome.family}: {outcome.verdict}, {outcome.seconds} s. {outcome.why}"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """What the documents show."""
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    batched = sum(outcome.batched for outcome in outcomes if outcome.verdict == "equal")
+    lines = [
+        f"mlx-lm {version('mlx-lm')}, on a CPU: {len(outcomes)} families, {verdicts['equal']} served, "
+        f"{batched} of them in batches, {verdicts['refused']} refused, {verdicts['wrong']} wrong.",
+        "",
+        "| family | batched | prompts together | reuse | why not, and what else is to be known |",
+        "|---|---|---|---|---|",
+        *(_row(outcome) for outcome in outcomes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(outcome: Outcome) -> str:
+    why = outcome.why.replace("|", "/")
+    if (reason := CUT_SHOWS.get(outcome.family)) is not None:
+        why = f"{why} (upstream's, too: {reason})"
+    if outcome.verdict != "equal":
+        return f"| {outcome.family} | {outcome.verdict} | | | {why} |"
+    yes = {True: "yes", False: "no"}
+    return f"| {outcome.family} | {yes[outcome.batched]} | {yes[outcome.padded]} | {outcome.reuse} | {why} |"
+
+
+def main() -> int:
+    """The status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=4, help="lives of each family")
+    parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument(
+        "families", nargs="*", metavar="family", help="default: all, and the table is written"
+    )
+    asked = parser.parse_args()
+    began = time.monotonic()
+    command = [sys.executable, "-m", "tests.worker.families", "--seeds", str(asked.seeds)]
+    outcomes = prove_all(asked.families or listed(), command, asked.lanes)
+    if not asked.families:
+        before, mark, _ = TABLE.read_text(encoding="utf-8").partition(_MARK)
+        TABLE.write_text(before + mark + table(outcomes), encoding="utf-8")
+    wrong = [outcome for outcome in outcomes if outcome.verdict == "wrong"]
+    print(f"{len(outcomes)} families in {time.monotonic() - began:.0f} s, {len(wrong)} wrong")
+    for outcome in wrong:
+        print(_line(outcome))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
