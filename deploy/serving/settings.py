@@ -179,6 +179,11 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(gt=0, le=3600, description="longest wait before a process that keeps dying is started again"),
     ] = RestartLimits().delay_s_max
 
+    spare: Annotated[
+        int,
+        Meta(ge=0, le=1, description="processes that wait, with all imported, to become the next worker"),
+    ] = 1
+
     def reloading(self, control: Path) -> Reloading:
         """How the worker is reloaded, by orders that come to the socket `control`."""
         drain_s = DRAIN_TIMEOUT_S if self.drain_timeout_s is None else self.drain_timeout_s
