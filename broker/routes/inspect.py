@@ -46,7 +46,7 @@ async def show_kept(request: Request) -> ASGIApp:
         kept.request,
         incarnation=dispatcher.incarnation,
         id="tokens-" + secrets.token_hex(12),
-        tokenizing=Tokenizing(tokens=True, pieces=True),
+        tokenizing=Tokenizing(tokens=True),
     )
     renderer = tokens.Counted(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
     found = dispatcher.find(kept.flight.model)
@@ -72,7 +72,7 @@ def _whole(kept: Kept, told: Accepted) -> dict[str, Any]:
     return {
         "body": body[:BODY_CHARACTERS_MAX],
         "images": len(kept.flight.media),
-        "prompt": {"tokens": told.tokens, "pieces": told.pieces},
+        "prompt": {"tokens": told.tokens},
         "answer": {"tokens": kept.flight.tokens},
     }
 

@@ -217,7 +217,7 @@ def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
         page.wait("document.querySelector('#kept .more')?.innerText.includes('6 tokens')")
         page.click("#kept button")
         page.wait("document.querySelector('#look').open")
-        assert page.text("#look-prompt") == "Aquestion!tokens=5"
+        assert page.text("#look-prompt").split() == ["signal", "rails", "whistle"]
         assert '"stream": true' in page.text("#look-body")
         assert "0 of 3 prompt tokens came from the cache" in page.text("#look-reuse")
         page.click("#look-likely")

@@ -18,10 +18,10 @@ export function reuse({ reuse: told, prompt_tokens: prompt }) {
   return `${count(told.tokens)} of ${count(prompt)} prompt tokens came from ${told.tokens ? told.tier : "the cache"}${share}.${why}`;
 }
 
-/** The prompt in two texts: what came from the cache, and what was computed. */
+/** The prompt's tokens in two parts: those that came from the cache, and those that were computed. */
 export function halves({ prompt, reuse: told }) {
   const cached = told?.tokens ?? 0;
-  return { cached: prompt.pieces.slice(0, cached).join(""), computed: prompt.pieces.slice(cached).join("") };
+  return { cached: prompt.tokens.slice(0, cached), computed: prompt.tokens.slice(cached) };
 }
 
 /** What is asked to learn how likely each token of the answer was. */

@@ -32,18 +32,32 @@ function line({ id }) {
 }
 
 async function look(id) {
-  const answer = await ask(`/v1/inspect/${encodeURIComponent(id)}`).catch((error) => error);
-  if (!answer.ok) return say(answer.message);
-  shown = await answer.json();
-  const { cached, computed } = halves(shown);
+  say("");
+  byId("look-prompt").replaceChildren();
+  byId("look-answer").replaceChildren();
+  try {
+    shown = await (await ask(`/v1/inspect/${encodeURIComponent(id)}`)).json();
+    tell();
+    const { cached, computed } = halves(shown);
+    byId("look-prompt").append(element("mark", { title: "from the cache" }, await text(cached)), await text(computed));
+  } catch (error) {
+    say(error.message);
+  }
+  byId("look").showModal();
+}
+
+function tell() {
   write(byId("look-title"), `${shown.path} · ${shown.model}`);
   write(byId("look-body"), laidOut(shown.body));
   write(byId("look-reuse"), reuse(shown));
-  byId("look-prompt").replaceChildren(element("mark", { title: "from the cache" }, cached), computed);
-  byId("look-answer").replaceChildren();
   byId("look-likely").hidden = !shown.answer.tokens.length || shown.images > 0;
-  say("");
-  return byId("look").showModal();
+}
+
+/** What tokens read, by the model that they are of. */
+async function text(tokens) {
+  if (!tokens.length) return "";
+  const answer = await ask("/detokenize", { body: { model: shown.model, tokens } });
+  return (await answer.json()).prompt;
 }
 
 const say = (text) => write(byId("look-problem"), text);

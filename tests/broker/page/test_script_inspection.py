@@ -20,14 +20,14 @@ def kept(**told: Any) -> dict[str, Any]:
         "prompt_tokens": 4,
         "answered": 2,
         "reuse": {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
-        "prompt": {"tokens": [1, 2, 3, 4], "pieces": ["<", "user", ">", "Hi"]},
+        "prompt": {"tokens": [1, 2, 3, 4]},
         "answer": {"tokens": [5, 6]},
     } | told
 
 
 def test_what_came_from_the_cache_is_told_apart(call: Call) -> None:
-    assert call("inspection.js", "halves", kept()) == {"cached": "<user>", "computed": "Hi"}
-    assert call("inspection.js", "halves", kept(reuse=None)) == {"cached": "", "computed": "<user>Hi"}
+    assert call("inspection.js", "halves", kept()) == {"cached": [1, 2, 3], "computed": [4]}
+    assert call("inspection.js", "halves", kept(reuse=None)) == {"cached": [], "computed": [1, 2, 3, 4]}
 
 
 @pytest.mark.parametrize(

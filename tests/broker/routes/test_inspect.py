@@ -69,14 +69,13 @@ def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: House) 
         asked = inspected.get(f"/v1/inspect/{id}")
         wanted = await inspected.arrived(2)
         original, again = inspected.requests()
-        assert again.tokenizing == Tokenizing(tokens=True, pieces=True)
+        assert again.tokenizing == Tokenizing(tokens=True)
         assert again.messages == original.messages
-        pieces = ["<user>", "one", "<model>"]
-        said = Accepted(incarnation="w", id=wanted, prompt_tokens=3, tokens=[7, 8, 9], pieces=pieces)
+        said = Accepted(incarnation="w", id=wanted, prompt_tokens=3, tokens=[7, 8, 9])
         inspected.line.say("w", said, finished("w", wanted))
         told = (await asked.end()).json
         assert msgspec.json.decode(told["body"])["temperature"] == 0.5
-        assert told["prompt"] == {"tokens": [7, 8, 9], "pieces": pieces}
+        assert told["prompt"] == {"tokens": [7, 8, 9]}
         assert told["answer"] == {"tokens": [0, 1]}
         # That it was looked into is none of what is kept.
         assert len((await inspected.get("/v1/inspect").end()).json["data"]) == 1
