@@ -35,8 +35,10 @@ def test_outcomes_come_in_order_and_a_process_that_dies_is_one_of_them() -> None
 
 
 def test_the_table_has_a_row_for_each_and_counts_them() -> None:
-    head, _, _, _, *rows = table(OUTCOMES).splitlines()
-    assert head.endswith("3 families, 2 served, 1 of them in batches, 1 refused.")
+    wrong = Outcome("zyx", "wrong", batched=True, why="seed 0, row 3, token 5")
+    head, _, _, _, *rows, last = table([*OUTCOMES, wrong]).splitlines()
+    assert head.endswith("4 families, 2 served, 1 of them in batches, 1 refused, 1 wrong.")
+    assert last == "| zyx | wrong | | | seed 0, row 3, token 5 |"
     assert rows == [
         "| afm7 | no | no | anywhere | no batches: a/b |",
         "| bitnet | refused | | | it is made for another device. |",

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -84,12 +85,11 @@ def _line(outcome: Outcome) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """What the documents show."""
-    batched = sum(outcome.batched for outcome in outcomes)
-    refused = sum(outcome.verdict == "refused" for outcome in outcomes)
-    served = len(outcomes) - refused
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    batched = sum(outcome.batched for outcome in outcomes if outcome.verdict == "equal")
     lines = [
-        f"mlx-lm {version('mlx-lm')}, on a CPU: {len(outcomes)} families, {served} served, "
-        f"{batched} of them in batches, {refused} refused.",
+        f"mlx-lm {version('mlx-lm')}, on a CPU: {len(outcomes)} families, {verdicts['equal']} served, "
+        f"{batched} of them in batches, {verdicts['refused']} refused, {verdicts['wrong']} wrong.",
         "",
         "| family | batched | prompts together | reuse | why not, and what else is to be known |",
         "|---|---|---|---|---|",
@@ -102,8 +102,8 @@ def _row(outcome: Outcome) -> str:
     why = outcome.why.replace("|", "/")
     if (reason := CUT_SHOWS.get(outcome.family)) is not None:
         why = f"{why} (upstream's, too: {reason})"
-    if outcome.verdict == "refused":
-        return f"| {outcome.family} | refused | | | {why} |"
+    if outcome.verdict != "equal":
+        return f"| {outcome.family} | {outcome.verdict} | | | {why} |"
     yes = {True: "yes", False: "no"}
     return f"| {outcome.family} | {yes[outcome.batched]} | {yes[outcome.padded]} | {outcome.reuse} | {why} |"
 

@@ -165,8 +165,6 @@ class ModelLoader:
             from worker.models import memory
 
             memory.release()
-            if not reads(config):
-                raise ModelError(f"{self.name}: {reason}")
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
         return self._reading(folder, config, progress)
 
@@ -174,8 +172,15 @@ class ModelLoader:
         from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
 
-        network = load_weights(folder, progress)
-        stage = stage_for(folder, network)
+        if reads(config):
+            network = load_weights(folder, progress)
+            stage = stage_for(folder, network)
+        else:
+            from worker.models.vision import load_network
+
+            network = load_network(folder)
+            evaluate(network, progress)
+            stage = stage_for(folder, network, load_network)
         model = build_text_model(self.name, folder, config, network, stage=stage)
         warm_up(model.engine, rows=2)
         return model
@@ -196,7 +201,7 @@ class ModelLoader:
             model = build_text_model(self.name, folder, config, network, eyes, stage=stage)
             warm_up(model.engine, rows=2)
             return model, ""
-        except Exception as error:  # the load's boundary, as in `_attempt`
+        except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
 

@@ -15,9 +15,7 @@ ROWS = 9
 FIRST = 0
 OTHERS = {
     "sliding": 1,
-    "llama": 2,
     "deepseek_v32": 2,
-    "gemma3n": 1,
     "llama4": 1,
     "mamba": 1,
     "mamba2": 2,
@@ -33,9 +31,20 @@ OTHERS = {
 preempted, if it is another. `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
 
 
+ALIKE = {
+    "exaone4": "sliding",
+    "gemma3n": "gemma4",
+    "granitemoehybrid": "nemotron_h",
+    "llama": "dense",
+    "llama_sliding": "sliding",
+    "longcat_flash": "deepseek_v32",
+    "mixtral": "gpt_oss",
+    "olmo3": "sliding",
+    "qwen3_moe": "gpt_oss",
+}
+"""Of the zoo, those whose layers, caches and masks another one has as well: `make zoo` plays them."""
 MECHANISMS = (
-    # Some of the zoo have nothing that another one has not.
-    *(name for name in ARCHITECTURES if name not in {"exaone4", "longcat_flash", "mixtral", "olmo3"}),
+    *(name for name in ARCHITECTURES if name not in ALIKE),
     "family-gpt_bigcode",  # learned positions, found by one number for all rows
     "family-minimax_m3_vl",  # blocks of keys, cut where a row happens to lie
 )

@@ -279,6 +279,18 @@ def test_another_short_question_about_the_same_images_runs_nothing_of_them(has_s
     assert house.engine.looks == [CAT, DOG]
 
 
+@pytest.mark.parametrize("has_states", [False, True])
+def test_the_smallest_image_is_reused_with_what_stands_before_it(has_states: bool) -> None:
+    house = storing(Shape(has_states=has_states))
+    for number, id in enumerate(("first", "second")):
+        tail = range(1000 * (1 + number), 1000 * (1 + number) + 12)
+        house.submit(id, 5, tokens=(*range(1, 10), *tail), images=[("cat", 3, 6)])
+        house.run()
+        forget_images(house)
+    assert reused(house, "second").reuse.tokens == 9
+    assert house.engine.looks == [CAT]
+
+
 def test_an_image_in_another_place_is_not_encoded_again() -> None:
     house = House(prefill_tokens=64)
     house.submit("first", 5, prompt=40, images=[("cat", 4, 8)])
