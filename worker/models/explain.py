@@ -31,7 +31,7 @@ def explain_blindness(error: BaseException) -> str:
     return f"mlx-vlm cannot be used for it ({text.splitlines()[0]})."
 
 
-def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, seconds: float) -> str:
+def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int) -> str:
     """One line for the log."""
     batching = "" if facts.batched else ", requests not batched"
     generating = "vision" if facts.capabilities.images else "text"
@@ -40,7 +40,7 @@ def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, s
         f"loaded {facts.name}: {kind} model, {config.architecture}, "
         f"{_short(facts.parameters)} parameters, {in_bytes(weight_bytes)}, "
         f"{in_bytes(facts.cache_bytes_max or 0)} left for caches, "
-        f"context {facts.context_length}{batching}, in {seconds:.1f} s"
+        f"context {facts.context_length}{batching}"
     )
 
 

@@ -70,8 +70,9 @@ def open_eyes(folder: Path, network: VisionNetwork) -> tuple[Eyes, Processor]:
     return find_eyes(processor, template, {token for token in tokens if isinstance(token, int)}), processor
 
 
-def try_eyes(eyes: Eyes, processor: Processor, network: VisionNetwork, folder: Path) -> None:
-    """Let it see. Raises `ValueError` where that is not what upstream sees; sets `eyes.token_bytes`."""
+def try_eyes(eyes: Eyes, processor: Processor, network: VisionNetwork, folder: Path) -> int:
+    """Let it see: what is kept of an image for each of its tokens, in bytes. Raises `ValueError` where it is
+    not what upstream sees."""
     tokenizer = open_tokenizer(folder, ())
     images = [_image(size) for size in _SIZES]
     text, looked = _rendered(eyes, tokenizer), [_look(eyes, processor, tokenizer, image) for image in images]
@@ -82,12 +83,13 @@ def try_eyes(eyes: Eyes, processor: Processor, network: VisionNetwork, folder: P
     if pictures is None or np.asarray(whole["input_ids"])[0, -len(tokens) :].tolist() != tokens:
         raise ValueError("what its processor writes for an image cannot be told from the rest")
     sight = Sight(network)
-    eyes.token_bytes = max(-(-sight.look(picture) // len(picture.tokens)) for picture in pictures)
+    token_bytes = max(-(-sight.look(picture) // len(picture.tokens)) for picture in pictures)
     sight.show(_ROW, tokens, pictures)
     cut = pictures[0].first + len(pictures[0].tokens) // 2
     error = _error(_seen(network, sight, tokens, cut), _upstream(network, tokens, whole))
     if not error <= ERROR_MAX:
         raise ValueError(f"it sees images in parts otherwise than as a whole (by {error:.2f})")
+    return token_bytes
 
 
 def _image(size: tuple[int, int]) -> Image.Image:
