@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
 from worker.pictures import Blob, Picture
@@ -156,18 +155,6 @@ class Preparer(Protocol):
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
         """For one that says what it wants by `tokenizing`. Raises as `prepare`, but takes prompts of any
         length, an empty one as well."""
-
-
-def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
-    """The refusal of a prompt of so many tokens. `by_memory`: the model itself could take a longer one."""
-    where = " in the memory of this server" if by_memory else ""
-    return RequestError(
-        Code.CONTEXT_LENGTH_EXCEEDED,
-        f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
-        f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
-        param=source,
-        details={"prompt_tokens": tokens, "context_length": context_length},
-    )
 
 
 class Growth(NamedTuple):

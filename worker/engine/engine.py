@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -57,6 +58,8 @@ class BatchEngine:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
         `abilities`: what its rows can do; None: that is tried, on the model as it is."""
         self._model = model
+        self._fresh = partial(make_prompt_cache, model)
+        """Makes empty caches of a row. No method: who has it must not keep the engine alive."""
         self._sight = Sight(model)
         self.abilities = abilities or find_abilities(Stage(model))
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
@@ -281,9 +284,6 @@ class BatchEngine:
         parts = grouping.partition([member.length for member in everybody])
         self._groups = [Group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
-
-    def _fresh(self) -> RowCaches:
-        return make_prompt_cache(self._model)
 
     def _advance(self, tokens: int) -> None:
         # Clearing costs every later step its warm buffers, never clearing keeps those of outgrown caches.

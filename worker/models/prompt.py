@@ -15,10 +15,10 @@ from mlx_lm.utils import load_tokenizer
 from msgspec import UNSET
 
 from protocol.conversation import Conversation, unpack
-from protocol.errors import Code, RequestError
+from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Generate
 from protocol.parts import Tokenizing
-from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized, too_long
+from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized
 from worker.grammars.forms import is_json
 from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries

@@ -184,9 +184,8 @@ class Loop:
 
     def _decode(self) -> None:
         rows = self.scheduler.decoding
-        drafts = self.drafting.propose(rows)
         try:
-            step = self.model.engine.step(drafts)
+            step = self.model.engine.step(self.drafting.propose(rows))
         except Exception as error:  # nobody's fault in particular
             self._fail_step(error)
             return
@@ -205,7 +204,7 @@ class Loop:
     def _hand_out(self, step: Step) -> None:
         deltas: list[Delta] = []
         ended: list[tuple[str, str, bool]] = []
-        likelihoods, now = step.likelihoods, self.clock()
+        likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
         for id, token in step.tokens.items():
             answer = self._answers.get(id)
             if answer is None:
@@ -225,7 +224,7 @@ class Loop:
             self.publisher.events(deltas)
         for id, reason, is_whole in ended:
             # What was drawn beyond the end is in the states, which nothing takes out again.
-            self._finish(id, reason, keeps=is_whole or not self._has_states)
+            self._finish(id, reason, keeps=is_whole or not (shape and shape.has_states))
 
     def _look(self, look: Look) -> None:
         """Encode an image. If that fails, the row it was planned for does; others who have it try again."""
@@ -352,11 +351,6 @@ class Loop:
             answer.prefill_at = answer.prefill_at or answer.decode_at
 
     # --- ends ---
-
-    @property
-    def _has_states(self) -> bool:
-        shape = self.model.engine.shape
-        return shape is None or shape.has_states
 
     def _finish(self, id: str, reason: str, *, keeps: bool = True) -> None:
         answer = self._answers[id]

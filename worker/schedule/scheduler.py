@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.errors import RequestError
+from protocol.errors import RequestError, too_long
 from protocol.parts import ImageStatus
-from worker.contract import Prepared, too_long
+from worker.contract import Prepared
 from worker.pictures import Picture
 from worker.prefixes.index import Match, PrefixIndex
 from worker.schedule.gallery import Gallery, pictures_of
