@@ -21,7 +21,7 @@ BIN := .venv/bin
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint fmt bench fuzz soak zoo conformance lock
+.PHONY: serve test lint fmt bench fuzz soak zoo conformance browser lock
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -55,6 +55,10 @@ zoo: $(INSTALLED)
 
 conformance: $(INSTALLED) | $(UV)
 	@UV=$(UV) $(BIN)/python -m tests.conformance $(if $(CLIENTS),--clients "$(CLIENTS)") $(LANES) $(ARGS)
+
+# For the tests of the page at `/`, which are left out where there is none.
+browser: $(INSTALLED)
+	@$(BIN)/python -m tests.browser.install
 
 lock: | $(UV)
 	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \

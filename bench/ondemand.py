@@ -1,7 +1,8 @@
 """The first token of a model that must be loaded first, beside that of one that is: the embedded model twice.
 
-The memory budget has room for one of the two, so each question to the other unloads one and loads one. Of the
-loaded side, the second question to the same model counts: the first has found a worker that had just begun.
+The memory budget has room for one of the two, so each question to the other unloads one and loads one, with a
+spare and without. Of the loaded side, the second question to the same model counts: the first has found a
+worker that had just begun.
 """
 
 from __future__ import annotations
@@ -10,53 +11,66 @@ import argparse
 import asyncio
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bench.client import ask, client
-from bench.processes import free_port, running, socket_folder, wait_for
+from bench.processes import free_port, running, socket_folder, wait_for, wait_until
 from bench.rivals import Server
 from bench.timing import percentile, print_table
 
 PROMPT = "My name is Brynhild. What is my name?"
 TOKENS = 8
-BUDGET = "150MB"
-"""More than one worker of the embedded model takes, and less than two."""
+BUDGETS = {0: "200MB", 1: "350MB"}
+"""By `--spare`: more than one worker of the embedded model takes beside it, and less than two."""
+THERE = "spare is there"
 
 
-async def measure(server: Server, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds to the first text: of a model that is not loaded, and of one that is."""
+async def measure(server: Server, rounds: int, wait_for_spare: Callable[[int], None]) -> list[list[float]]:
+    """Seconds to the first text: of a model that is not loaded, and of one that is. `wait_for_spare`: before
+    the question with this number."""
     unloaded: list[float] = []
     loaded: list[float] = []
     for number in range(rounds + 1):
+        wait_for_spare(number)
         model = ("one", "other")[number % 2]
         async with client(server) as http:
             first, _, third = [await ask(http, server, PROMPT, TOKENS, model=model) for _ in range(3)]
         if number > 0:  # the first model was loaded when `serve` began
             unloaded.append(first.first_piece_s)
             loaded.append(third.first_piece_s)
-    return unloaded, loaded
+    return [unloaded, loaded]
+
+
+def measure_side(spare: int, rounds: int) -> list[list[float]]:
+    """A `serve` with a spare, or without: `measure`."""
+    port = free_port()
+    with socket_folder() as folder:
+        flags = ["--model=one=", "--model=other=", f"--memory-budget={BUDGETS[spare]}", f"--spare={spare}"]
+        environ = {"XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder), **_nothing_said()}
+        log = folder / "serve.log"
+        with running("deploy", ["serve", f"--port={port}", *flags], environ, log=log) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(f"{url}/ready", process)
+
+            def wait_for_spare(number: int) -> None:
+                made = spare * max(1, number)  # all but the first question take one
+                wait_until(lambda: log.read_text().count(THERE) >= made, f"no spare: {log}")
+
+            return asyncio.run(measure(Server("roundhouse", url, process), rounds, wait_for_spare))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args(arguments).rounds
-    port = free_port()
-    with socket_folder() as folder:
-        flags = ["serve", "--model=one=", "--model=other=", f"--port={port}", f"--memory-budget={BUDGET}"]
-        environ = {"XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder), **_nothing_said()}
-        with running("deploy", flags, environ, silent=True) as process:
-            url = f"http://127.0.0.1:{port}"
-            wait_for(f"{url}/ready", process)
-            unloaded, loaded = asyncio.run(measure(Server("roundhouse", url, process), rounds))
-    rows = [
-        [
-            name,
-            *(f"{1000 * value:,.0f}" for value in (statistics.median(side), min(side), percentile(side, 90))),
-        ]
-        for name, side in (("not loaded", unloaded), ("loaded", loaded))
-    ]
-    legend = f"Milliseconds from a request to its first text, {rounds} of each; memory budget {BUDGET}."
+    rows = []
+    for spare in BUDGETS:
+        sides = measure_side(spare, rounds)
+        for name, side in zip(("not loaded", "loaded"), sides, strict=True):
+            figures = statistics.median(side), min(side), percentile(side, 90)
+            rows.append([f"{name}, --spare {spare}", *(f"{1000 * value:,.0f}" for value in figures)])
+    budgets = " and ".join(BUDGETS.values())
+    legend = f"Milliseconds from a request to its first text, {rounds} of each; memory budgets {budgets}."
     print_table("Models on demand", ["the model is", "median", "least", "p90"], rows, legend)
 
 

@@ -36,16 +36,18 @@ def running(
     environ: Mapping[str, str] | None = None,
     *,
     silent: bool = False,
+    log: Path | None = None,
 ) -> Iterator[psutil.Process]:
     """`python -m module arguments…`, with `environ` over our own variables, while the context is open.
-    `silent`: what it says is thrown away."""
-    output = subprocess.DEVNULL if silent else None
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        env={**os.environ, **(environ or {})},
-        stdout=output,
-        stderr=output,
-    )
+    `silent`: what it says is thrown away; `log`: or kept in a file."""
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(log.open("ab")) if log else subprocess.DEVNULL if silent else None
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, **(environ or {})},
+            stdout=output,
+            stderr=output,
+        )
     try:
         yield psutil.Process(process.pid)
     finally:
@@ -78,7 +80,7 @@ def wait_for(url: str, process: psutil.Process | None = None) -> None:
             raise ChildProcessError(f"the server of {url} has ended")
         return False
 
-    _wait_until(answers, f"{url} did not answer 200")
+    wait_until(answers, f"{url} did not answer 200")
 
 
 def kill_worker(url: str, after_s: float) -> None:
@@ -91,7 +93,7 @@ def kill_worker(url: str, after_s: float) -> None:
         raise ProcessLookupError(f"no worker serves {url}")
     time.sleep(after_s)
     os.kill(killed, signal.SIGKILL)
-    _wait_until(lambda: _serving_worker(url) not in (None, killed), f"no other worker served {url}")
+    wait_until(lambda: _serving_worker(url) not in (None, killed), f"no other worker served {url}")
 
 
 def _serving_worker(url: str) -> int | None:
@@ -100,7 +102,8 @@ def _serving_worker(url: str) -> int | None:
     return next((int(worker["pid"]) for worker in workers if worker["state"] == "ready"), None)
 
 
-def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    """Raises `TimeoutError`, which says `otherwise`."""
     deadline = time.monotonic() + START_S_MAX
     while not holds():
         if time.monotonic() > deadline:

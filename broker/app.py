@@ -23,6 +23,7 @@ from broker.http.timing import Timing
 from broker.line.caffeine import Caffeine
 from broker.line.foreman import Foreman
 from broker.line.link import Link
+from broker.page import page
 from broker.routes import (
     cache,
     chat,
@@ -30,6 +31,7 @@ from broker.routes import (
     embeddings,
     errors,
     health,
+    inspect,
     messages,
     metrics,
     models,
@@ -69,8 +71,10 @@ ROUTES = (
     *status.ROUTES,
     *metrics.ROUTES,
     *cache.ROUTES,
+    *inspect.ROUTES,
     *health.ROUTES,
     *openapi.ROUTES,
+    *page.ROUTES,
 )
 
 
@@ -89,7 +93,7 @@ def create_app(
     routes = _routes(gateway, link, foreman, caffeine)
     budget = BodyBudget(gateway.settings.body_budget_bytes)
     app: ASGIApp = Intake(routes, budget, gateway.media, no_room)
-    keyless = KEYLESS if gateway.settings.keyless_metrics else frozenset()
+    keyless = page.PATHS | (KEYLESS if gateway.settings.keyless_metrics else frozenset())
     app = Guard(Quota(app, gateway.shares), gateway.keyring, keyless)
     if gateway.settings.cors_origins:
         # Outside of the guard: a browser asks whether it may ask, and that without a key.

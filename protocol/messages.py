@@ -190,7 +190,8 @@ class Ready(Message, frozen=True):
     """The model is loaded and warm. `cache_bytes_max`: what the caches of all requests may take; None: not
     limited. `tokens_max`: as many tokens of prompts and answers as all rows can have at once, by their number
     and by their bytes; 0: not said. `identity`: the same for workers that can go on with each other's
-    answers, while `model` is a name that may come to stand for another one."""
+    answers, while `model` is a name that may come to stand for another one. `start_s`: what each part of its
+    start took, in seconds."""
 
     model: Name
     context_length: Count
@@ -200,6 +201,7 @@ class Ready(Message, frozen=True):
     cache_bytes_max: Count | None = None
     tokens_max: Count = 0
     identity: str = ""
+    start_s: dict[str, float] = {}
 
 
 class Heartbeat(Message, frozen=True):

@@ -15,6 +15,10 @@ Stage = Literal["parked", "running", "ending", "failed"]
 """Of a model's processes: none; one runs, loads, or is about to be started again; one is told to end; none,
 and the next is not started for a while, since the last ones could not be kept alive."""
 
+Word = Literal["there", "taken", "loaded"]
+"""What the process of a worker says of itself, on a line of its own (`startline`): a spare that it is there,
+then that it has taken what it was told; a worker that its model is loaded."""
+
 
 class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model that is configured, and its processes.
@@ -45,8 +49,8 @@ class Roster(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From the gateway. `wanted`: the models that are to run, by name; None: as they do. `serving`: workers
-    that are ready, by process id. `spare`: those of `leaving` that have nothing left to do."""
+    that are ready, by process id. `idle`: those of `leaving` that have nothing left to do."""
 
     wanted: list[str] | None = None
     serving: list[int] = []
-    spare: list[int] = []
+    idle: list[int] = []

@@ -11,6 +11,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.broker.page import scripts
+from tests.browser import chromium
 from tests.system import System, eventually, running_system
 
 _LEAK_WAIT_S = 5.0
@@ -59,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path: (number + 0.5) / len(kind) for kind in (waiting, computing) for number, path in enumerate(kind)
     }
     items.sort(key=lambda item: places[item.path])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out, since nothing was there to open it with: in a line, and never silently."""
+    if chromium.find() is None:
+        left = "" if scripts.runnable() else " and its scripts (no node either)"
+        terminalreporter.write_line(f"Not opened: the page at / in a browser{left}: `make browser`")
 
 
 def _threads() -> set[str]:

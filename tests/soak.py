@@ -51,6 +51,7 @@ LANES = (
     Lane("kills", 100, "tests.faults.failover --seed {seed} --kills {count}"),
     Lane("engine", 20, "tests.faults.failover --model embedded --seed {seed} --kills {count}"),
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
+    Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),
     Lane("sights", 50, "tests.worker.sights --first-seed {seed} --seeds {count}"),

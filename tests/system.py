@@ -51,7 +51,9 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes")} | (env or {}),
+                env=os.environ
+                | {"ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes"), "XDG_CACHE_HOME": str(folder)}
+                | (env or {}),
             )
         self.pid = self._popen.pid
         self.stats = psutil.Process(self.pid)

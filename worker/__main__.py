@@ -8,15 +8,30 @@ import sys
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.workersettings import WorkerSettings
+from worker import spare
+from worker.config import cache_folder
+from worker.laps import Laps
 from worker.preload import preload_openblas
+
+IMPORTS = (
+    "worker.line.service",
+    "worker.models.load",
+    "worker.models.text",
+    "worker.models.trials",
+    "worker.models.vision",
+    "worker.models.encoding",
+)
+"""All that is imported for any model, but its own architecture."""
 
 
 def main() -> int:
     """Load the model and serve the gateway until told to stop. The exit status."""
+    words = spare.words(IMPORTS, _look_ahead)
+    laps = Laps()
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",
-        sys.argv[1:],
+        words,
         os.environ,
         program="roundhouse worker",
         about="Own one model and serve the gateway that asks for it.",
@@ -36,12 +51,20 @@ def main() -> int:
         memory_budget=configured.memory_budget,
         task=configured.task,
         text_only=configured.text_only,
+        trials=cache_folder(os.environ, sys.platform) / "trials",
+        laps=laps,
     )
     try:
-        service = Service(loader, configured, loader.device_memory)
+        service = Service(loader, configured, loader.device_memory, laps)
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()
+
+
+def _look_ahead() -> None:
+    from worker.models.beforehand import look_ahead
+
+    look_ahead()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import importlib.metadata
 import logging
 import os
@@ -53,6 +54,7 @@ def preload_openblas(argv: Sequence[str]) -> None:
     _replace(library, argv)
 
 
+@functools.cache
 def find_openblas() -> Path | None:
     """The first OpenBLAS that MLX's calls would find their functions in."""
     return next((library for library in _candidates() if _is_usable(library)), None)

@@ -101,7 +101,10 @@ OPERATIONS = (
     Operation("delete", "/v1/cache", "Empty the prefix caches, or one model's", ("object", "data"),
               errors=(401, 404, 503, 504), parameters={"model": ("query", _STRING)}),
     _read("/openapi.json", "This document", "openapi"),
+    _read("/v1/inspect", "The last requests as they came", "object", "enabled", "data"),
+    _read("/v1/inspect/{id}", "One of them, with the tokens of its prompt", "id", "body", "prompt", "answer",
+          errors=(401, 404, 503)),
     _read("/health", "The gateway lives", "status", errors=(), is_open=True),
     _read("/ready", "Some model serves, or is started when asked for", "status", errors=(503,), is_open=True),
-    Operation("head", "/", "Somebody is there", None),
+    Operation("head", "/", "Somebody is there", None, is_open=True),
 )  # fmt: skip

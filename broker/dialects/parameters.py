@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from broker.dialects.body import check_range
+from broker.dialects.body import check_range, refuse
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Sampling
@@ -71,6 +71,7 @@ class Parameters(Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     priority: int | None = None
+    min_tokens: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
 
@@ -86,6 +87,8 @@ def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
         check_range(name, getattr(body, name), low, high)
     _check_logit_bias(body.logit_bias or {})
     _check_stop(stop_strings(body))
+    if body.min_tokens:
+        raise refuse("min_tokens", "is not served here: an answer ends where the model ends it")
     if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
         message = f"'cache_salt' can have at most {CACHE_SALT_CHARACTERS_MAX} characters."
         raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")

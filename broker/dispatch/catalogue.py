@@ -104,9 +104,9 @@ class Catalogue:
             worker.held = worker.pid in self._leaving or worker.model in held
         if self._tell is not None:
             serving = sorted(worker.pid for worker in self._fleet if worker.ready is not None)
-            self._tell(Orders(wanted=wanted, serving=serving, spare=self._spare()))
+            self._tell(Orders(wanted=wanted, serving=serving, idle=self._idle()))
 
-    def _spare(self) -> list[int]:
+    def _idle(self) -> list[int]:
         leaving = [worker for worker in self._fleet if worker.pid in self._leaving]
         busy = {worker.pid for worker in leaving if self._flights.aboard(worker.incarnation)}
         return sorted(self._leaving - busy)

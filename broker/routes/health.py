@@ -1,8 +1,7 @@
-"""GET /health and /ready, which need no key (`http.auth.OPEN_PATHS`), and HEAD /."""
+"""GET /health and /ready, which need no key (`http.auth.OPEN_PATHS`)."""
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,12 +20,4 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-async def root(request: Request) -> Response:
-    """Somebody is there: Claude Code asks, before it asks for anything else. Else there is nothing to be
-    had."""
-    if request.method != "HEAD":
-        raise HTTPException(404)
-    return Response()
-
-
-ROUTES = [Route("/health", health), Route("/ready", ready), Route("/", root)]
+ROUTES = [Route("/health", health), Route("/ready", ready)]

@@ -119,6 +119,7 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "cache_bytes": beat.cache_bytes if beat else 0,
         "cache_bytes_max": ready.cache_bytes_max if ready else None,
         "tokens_max": ready.tokens_max if ready else 0,
+        "start_s": ready.start_s if ready else {},
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],

@@ -30,8 +30,8 @@ def reload(
     A new worker starts beside the old one where memory allows, else after it. One that does not get ready
     leaves the old one in place. Status 1 when a worker was not replaced. Where another model takes its place,
     the old one ends the requests it has. Which models there are is read when serve starts, and not again:
-    what is swapped here is to be changed in the TOML file too. Under launchd or systemd the old worker ends
-    first, and who asks before the new one is ready gets a 503.
+    what is swapped here is to be changed in the TOML file too. As a service
+    without a spare the old worker ends first, and who asks before the new one is ready gets a 503.
     """
     from deploy.serving import serve as serving
     from deploy.supervisor import control

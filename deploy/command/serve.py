@@ -12,7 +12,8 @@ def serve(context: typer.Context) -> None:
     """Run the gateway and a worker for each model, supervised, in the foreground."""
     from deploy.serving import clients
     from deploy.serving import serve as serving
-    from deploy.serving.greeting import Greeting
+    from deploy.serving.announcement import announcement
+    from deploy.serving.greeting import Greeting, terminal
     from deploy.serving.ports import PortError, check
     from deploy.serving.settings import PROGRAM
     from deploy.supervisor import control
@@ -24,17 +25,21 @@ def serve(context: typer.Context) -> None:
         port = serving.port(context.args, os.environ)
         path = control.path_for(port)
         check(clients.host(context.args, os.environ), port, os.environ)
+        url, keys = clients.url(context.args, os.environ), clients.keys(context.args, os.environ)
     except (settings.SettingsError, sockets.EndpointError, PortError, OSError) as error:
         settings.exit_with(PROGRAM, str(error))
     logs.setup("serve", given.log_format or "text", given.log_level or "info")
+    log = logging.getLogger(__name__)
+    log.info("%s", announcement(url, [child.model for child in children if child.model is not None]))
     supervisor = Supervisor(
         children,
         stop_timeout_s=given.stop_timeout_s,
         limits=given.restart_limits(),
         reloading=given.reloading(path),
         memory_budget=given.memory_budget,
+        spare=given.spare > 0,
     )
-    with Greeting(clients.url(context.args, os.environ), bool(clients.keys(context.args, os.environ))):
+    with Greeting(url, keys, terminal() if given.log_format != "json" else None):
         status = supervisor.run()
-    logging.getLogger(__name__).info("all stopped, exit status %d", status)
+    log.info("all stopped, exit status %d", status)
     raise typer.Exit(status)

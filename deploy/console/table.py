@@ -13,6 +13,8 @@ from rich.text import Text
 REQUESTS_SHOWN_MAX = 24
 ENDS_SHOWN_MAX = 8
 SPARK_WIDTH = 60
+ID_CHARS = 8
+"""The last ones of an id: those by which it differs from others."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "ready": "green", "loaded": "green", "loading": "yellow", "draining": "yellow", "silent": "red",
@@ -26,7 +28,7 @@ def screen(document: Document) -> RenderableType:
     """All of it."""
     parts: list[RenderableType] = [_head(document), Text(), _models(document)]
     if document.get("requests"):
-        parts += [Text(), _requests(document["requests"])]
+        parts += [Text(), _requests(document["requests"], several=len(document["models"]) > 1)]
     if ends := (document.get("recent") or {}).get("ends"):
         parts += [Text(), _ends(ends, document.get("time", 0.0))]
     return Group(*parts)
@@ -103,21 +105,24 @@ def _restarts(model: Document) -> Text:
     return Text(str(count or ""), "yellow" if count else "")
 
 
-def _requests(requests: Sequence[Document]) -> Table:
-    columns = ("request", "model", "phase", "progress", ">tokens", ">tok/s", ">first", ">age", "cache", "")
-    table = _table(*columns)
+def _requests(requests: Sequence[Document], *, several: bool) -> Table:
+    """`several`: there are models to be told apart."""
+    models = ["model"] if several else []
+    table = _table(
+        "request", *models, "phase", "progress", ">tokens", ">tok/s", ">first", ">age", "cache", "~"
+    )
     for request in requests[:REQUESTS_SHOWN_MAX]:
-        table.add_row(*_request_cells(request))
+        cells = _request_cells(request)
+        model: list[RenderableType] = [escape(request["model"])] if several else []
+        table.add_row(short(request["id"]), *model, *cells)
     if len(requests) > REQUESTS_SHOWN_MAX:
-        table.add_row(f"and {len(requests) - REQUESTS_SHOWN_MAX} more", style="dim")
+        table.add_row(f"{len(requests) - REQUESTS_SHOWN_MAX} more", style="dim")
     return table
 
 
 def _request_cells(request: Document) -> list[RenderableType]:
     speed, first = request["tokens_per_s"], request["time_to_first_token_s"]
     return [
-        escape(request["id"]),
-        escape(request["model"]),
         request["phase"],
         _progress(request),
         str(request["answered"]),
@@ -156,7 +161,7 @@ def _ends(ends: Sequence[Document], now: float) -> Table:
         well = end["code"] in ("stop", "length", "tool_calls")
         first = end["time_to_first_token_s"]
         table.add_row(
-            escape(end["id"]),
+            short(end["id"]),
             duration(max(0.0, now - end["time"])),
             Text(end["code"], "" if well else "yellow" if end["code"] == "client_left" else "red"),
             f"{end['prompt_tokens']:,}",
@@ -168,12 +173,18 @@ def _ends(ends: Sequence[Document], now: float) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """`>` before a name: its column is set to the right."""
+    """`>` before a name: its column is set to the right; `~`: it gives way where the screen is narrow."""
     table = Table(box=None, pad_edge=False, header_style="bold dim", show_edge=False)
     for name in columns:
         justify: Any = "right" if name.startswith(">") else "left"
-        table.add_column(name.removeprefix(">"), justify=justify, no_wrap=True)
+        gives_way = name.startswith("~")
+        table.add_column(name.strip(">~"), justify=justify, no_wrap=not gives_way, overflow="ellipsis")
     return table
+
+
+def short(id: str) -> str:
+    """Enough of an id to know it again."""
+    return escape(id if len(id) <= ID_CHARS + 1 else f"…{id[-ID_CHARS:]}")
 
 
 # --- numbers -----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        return f"{self.rate:g}/s" if self.rate is not None else str(self.concurrency)
+        return f"{self.rate:g}/s" if self.rate is not None else f"{self.concurrency} at once"
 
 
 async def scale_of(target: Target) -> Scale:

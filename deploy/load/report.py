@@ -27,8 +27,8 @@ def table(results: Sequence[tuple[Load, Rounds]]) -> Table:
     """A row for each load and side."""
     found = Table(box=None, pad_edge=False, header_style="bold dim")
     times = [f"{name} p{percent}" for _, name in _TIMES for percent in _SHOWN]
-    for name in ("at once", "", "tok/s", "req/s", *times, "prompt", "errors"):
-        found.add_column(name, justify="left" if name in ("at once", "", "errors") else "right")
+    for name in ("load", "", "tok/s", "req/s", *times, "prompt", "errors"):
+        found.add_column(name, justify="left" if name in ("load", "", "errors") else "right")
     for load, rounds in results:
         for number, (side, summaries) in enumerate(rounds.items()):
             found.add_row("" if number else load.name, side, *_cells(summaries))
@@ -42,7 +42,7 @@ def ratios(results: Sequence[tuple[Load, Rounds]]) -> list[str]:
         if len(rounds) == 2 and (found := _ratios(*rounds.values())):
             first, second = rounds
             spread = f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
-            lines.append(f"{load.name} at once: {first} has {spread} times the tok/s of {second}")
+            lines.append(f"{load.name}: {first} has {spread} times the tok/s of {second}")
     return lines
 
 

@@ -26,7 +26,7 @@ async def measure(
         for number in range(rounds):
             names = list(sides)[:: -1 if number % 2 else 1]
             for name in names:
-                tell(f"{load.name} at once, round {number + 1} of {rounds}, {name}")
+                tell(f"{load.name}, round {number + 1} of {rounds}, {name}")
                 # Others in every round, load and side: nobody finds them cached, not even where two sides
                 # are two models of one server.
                 words = f"{seed} {load.name} {number} {name}"

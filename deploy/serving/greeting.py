@@ -1,4 +1,4 @@
-"""What somebody who has started `serve` wants to know first: that it serves, and how to try it.
+"""What somebody who has started `serve` wants to know first: how far loading is, and how to try what serves.
 
 A thread asks the gateway until some model is ready, says so once, and ends. It only looks on: whether it
 hears anything has no bearing on what is served.
@@ -6,23 +6,37 @@ hears anything has no bearing on what is served.
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
 import urllib.request
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from types import TracebackType
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
+TELL_S = 5.0
+"""So often it is told how far loading is, where lines cannot be drawn over."""
 ANSWER_S_MAX = 2.0
+BAR_WIDTH = 24
+
+Write = Callable[[str], object]
 
 
 class Greeting:
     """While its context is open."""
 
-    def __init__(self, url: str, needs_key: bool) -> None:
+    def __init__(self, url: str, keys: Sequence[str] = (), draw: Write | None = None) -> None:
+        """`draw`: writes to a terminal; None: there is none."""
         self._url = url
-        self._needs_key = needs_key
+        self._keys = keys
+        self._draw = draw
+        self._drawn = False
+        self._told_at = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="greeting", daemon=True)
 
@@ -37,25 +51,68 @@ class Greeting:
         self._thread.join(ANSWER_S_MAX)
 
     def _look(self) -> None:
+        waited_s = 0.0
         while not self._over.wait(LOOK_S):
-            if is_ready(self._url):
-                log.info("%s", words(self._url, self._needs_key))
+            waited_s += LOOK_S
+            status = self._status()
+            if loaded := [m["model"] for m in status.get("models", ()) if m["state"] == "loaded"]:
+                self._wipe()
+                log.info("%s", words(self._url, loaded, needs_key=bool(self._keys)))
                 return
+            for model, done, total in loading(status):
+                self._tell(model, done / total, waited_s)
+
+    def _tell(self, model: str, share: float, waited_s: float) -> None:
+        if self._draw is not None:
+            self._drawn = True
+            self._draw(f"\r{bar(share)} {share:>4.0%}  loading {model}")
+        elif waited_s - self._told_at >= TELL_S:
+            self._told_at = waited_s
+            log.info("loading %s: %.0f%%", model, 100 * share)
+
+    def _wipe(self) -> None:
+        if self._draw is not None and self._drawn:
+            self._draw("\n")
+
+    def _status(self) -> dict[str, Any]:
+        """The document of `/v1/status`; empty where there is none yet."""
+        request = urllib.request.Request(f"{self._url}/v1/status?history=false")
+        for key in self._keys[:1]:
+            request.add_header("authorization", f"Bearer {key}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=ANSWER_S_MAX) as answer:
+                found = json.load(answer)
+        except (OSError, ValueError, HTTPException):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
-def is_ready(url: str) -> bool:
-    """Whether some model can be asked."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"{url}/ready", timeout=ANSWER_S_MAX) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
-        return False
+def terminal() -> Write | None:
+    """Where stderr is one."""
+    return _write if sys.stderr.isatty() else None
 
 
-def words(url: str, needs_key: bool) -> str:
-    """What can be pasted into another terminal."""
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def loading(status: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """The models whose weights are being loaded: bytes that are there, and all."""
+    found = [(worker["model"], worker.get("loading")) for worker in status.get("workers", ())]
+    return [(model, each["done"], each["total"]) for model, each in found if each and each["total"]]
+
+
+def bar(share: float) -> str:
+    """Filled from the left."""
+    full = round(max(0.0, min(1.0, share)) * BAR_WIDTH)
+    return "█" * full + "░" * (BAR_WIDTH - full)
+
+
+def words(url: str, models: Sequence[str], *, needs_key: bool) -> str:
+    """What runs where, and what can be pasted into another terminal."""
     key = ' -H "authorization: Bearer YOUR-KEY"' if needs_key else ""
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
     path, kind = f"{url}/v1/chat/completions", "-H 'content-type: application/json'"
-    return f"serving; try: curl {path} {kind}{key} -d '{body}'"
+    return f"{', '.join(models)} at {url}/v1; try: curl {path} {kind}{key} -d '{body}'"

@@ -33,6 +33,9 @@ from protocol.workersettings import WorkerSettings
 BUDGET_SHARE = 0.7
 """Of the machine's memory, for several models, where nothing else is said."""
 
+SPARE_BYTES = 150_000_000
+"""What a process takes that has imported all that a worker needs, and holds no model."""
+
 _NAME = re.compile(r"[^\x00-\x1f\[\]]{1,200}")
 _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
 _OWN = {
@@ -126,3 +129,13 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
             f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
         )
     return budget
+
+
+def beside_spare(budget: int, models: Sequence[ServedModel]) -> int | None:
+    """What of the bytes for all of them a spare leaves; None: too little for one that is not resident beside
+    those that are, and for the process that it runs in."""
+    sizes = [(model.resident, weight_bytes(model.model) or 0) for model in models]
+    resident = sum(size for is_resident, size in sizes if is_resident)
+    other = max((size for is_resident, size in sizes if not is_resident), default=0)
+    left = budget - SPARE_BYTES
+    return left if left >= resident + other + SPARE_BYTES else None

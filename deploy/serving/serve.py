@@ -32,7 +32,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     served = models.read((given.model if given else ()) or _model_of_worker(config), config, errors)
     if given is not None:
         with _collected(errors):
-            given = replace(given, memory_budget=models.memory_budget(given.memory_budget, served))
+            given = _with_budget(given, served)
         errors += _refused_by_workers(given, served, config, environ)
     errors += settings.unknown_keys(WorkerSettings, "worker", table("worker", config), config or "")
     if errors or given is None:
@@ -49,6 +49,15 @@ def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
     """What `serve` itself is told. Raises `SettingsError`."""
     return settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
+
+
+def _with_budget(given: ServeSettings, served: Sequence[ServedModel]) -> ServeSettings:
+    """With what there is for the models: the spare's share is not theirs. Raises `SettingsError`."""
+    budget = models.memory_budget(given.memory_budget, served)
+    if budget is None or not given.spare:
+        return replace(given, memory_budget=budget)
+    left = models.beside_spare(budget, served)
+    return replace(given, memory_budget=budget if left is None else left, spare=0 if left is None else 1)
 
 
 @contextlib.contextmanager

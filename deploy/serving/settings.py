@@ -154,6 +154,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     log_prompts: Annotated[
         bool | None, Meta(description="log what is asked, whole conversations, for all who read the log")
     ] = None
+    inspect: Annotated[
+        bool | None, Meta(description="show the last requests, whole conversations, to all who may ask")
+    ] = None
     log_format: Annotated[logs.Format | None, Meta(description="text or json (default: text)")] = None
     log_level: Annotated[
         logs.Level | None, Meta(description="debug, info, warning or error (default: info)")
@@ -178,6 +181,11 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         float,
         Meta(gt=0, le=3600, description="longest wait before a process that keeps dying is started again"),
     ] = RestartLimits().delay_s_max
+
+    spare: Annotated[
+        int,
+        Meta(ge=0, le=1, description="processes that wait, with all imported, to become the next worker"),
+    ] = 1
 
     def reloading(self, control: Path) -> Reloading:
         """How the worker is reloaded, by orders that come to the socket `control`."""

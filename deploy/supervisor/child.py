@@ -21,6 +21,21 @@ class Child:
     hears: bool = False
     model: ServedModel | None = None
 
+    @property
+    def program(self) -> list[str]:
+        """Its command line, up to the module that is run; empty where there is none."""
+        return list(self.argv[: self.argv.index("-m") + 2]) if "-m" in self.argv else []
+
+    @property
+    def words(self) -> list[str]:
+        """What that module is told."""
+        return list(self.argv[len(self.program) :])
+
+    def can_become(self, other: Child) -> bool:
+        """Whether it differs from the other one in what it is told alone, and both are workers."""
+        workers = self.model is not None and other.model is not None
+        return workers and bool(self.program) and (self.program, self.env) == (other.program, other.env)
+
     def swapped(self, model: str) -> Child:
         """The same with another model under the same name."""
         assert self.model is not None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.supervisor.events import Decision, Kill, Report, Start, Terminate
+from deploy.supervisor.events import Decision, Kill, Report, Terminate
 from protocol.orders import Stage
 
 KILL_WAIT_S_MAX = 5.0
@@ -37,7 +37,8 @@ TIMED = State.FAILED, State.WAITING, State.ENDING, State.KILLED
 @dataclass(slots=True)
 class Entry:
     """`child`: which of the children it is, under whichever of its names. `retired`: told to end, while the
-    others go on. `leaving`: is to be told that as soon as it has nothing to do."""
+    others go on. `leaving`: is to be told that as soon as it has nothing to do. `loads`: it is of use from
+    `loaded_at` on, and not before."""
 
     name: str
     child: str
@@ -46,6 +47,20 @@ class Entry:
     due: float = 0.0
     retired: bool = False
     leaving: bool = False
+    loads: bool = False
+    loaded_at: float | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """It is not about to start, to load or to end."""
+        if self.state is State.RUNNING:
+            return not (self.loads and self.loaded_at is None)
+        return self.state in (State.PARKED, State.FAILED)
+
+    def useful_s(self, now: float) -> float:
+        """How long it has been of use, if it runs."""
+        since = self.loaded_at if self.loads else self.since
+        return 0.0 if since is None else now - since
 
 
 @dataclass(slots=True)
@@ -72,11 +87,20 @@ class Children:
     """All of them, in the order in which they start and stop."""
 
     def __init__(
-        self, names: Sequence[str], *, now: float, stop_timeout_s: float, drain_timeout_s: float
+        self,
+        names: Sequence[str],
+        *,
+        now: float,
+        stop_timeout_s: float,
+        drain_timeout_s: float,
+        loading: Collection[str] = (),
     ) -> None:
+        """`loading`: those that say when they have loaded what they serve."""
         if len(set(names)) != len(names):
             raise ValueError(f"two children of one name: {', '.join(names)}")
-        self._entries = {name: Entry(name, name, State.WAITING, due=now) for name in names}
+        self._entries = {
+            name: Entry(name, name, State.WAITING, due=now, loads=name in loading) for name in names
+        }
         self._stop_timeout_s = stop_timeout_s
         self._drain_timeout_s = drain_timeout_s
 
@@ -107,20 +131,25 @@ class Children:
             return "ending"
         return "failed" if any(entry.state is State.FAILED for entry in entries) else "parked"
 
+    def are_settled(self) -> bool:
+        """Nobody is about to start, to load or to end."""
+        return all(entry.is_settled for entry in self)
+
     def add_successor(self, old: Entry, now: float) -> Entry:
         """One that is to start beside it, under the other name."""
         name = other_name(old.name)
-        self._entries[name] = Entry(name, old.child, State.WAITING, due=now)
+        self._entries[name] = Entry(name, old.child, State.WAITING, due=now, loads=old.loads)
         return self._entries[name]
 
     def drop(self, entry: Entry) -> None:
         del self._entries[entry.name]
 
-    def start_due(self, now: float) -> list[Decision]:
+    def start_due(self, now: float) -> list[Entry]:
+        """Those that are to start now, and count as running."""
         due = [entry for entry in self if entry.state is State.WAITING and entry.due <= now]
         for entry in due:
-            entry.state, entry.since = State.RUNNING, now
-        return [Start(entry.name) for entry in due]
+            entry.state, entry.since, entry.loaded_at = State.RUNNING, now, None
+        return due
 
     def retire(self, entry: Entry, now: float) -> list[Decision]:
         """Tell one that runs to end, while the others go on."""

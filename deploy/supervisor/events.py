@@ -6,6 +6,8 @@ import logging
 import signal
 from dataclasses import dataclass
 
+from protocol.orders import Word
+
 
 @dataclass(frozen=True, slots=True)
 class Died:
@@ -56,7 +58,16 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class Said:
+    """The process of this child, or the spare, has said a word of itself."""
+
+    name: str
+    pid: int
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
     """This child, which is leaving, has no requests left."""
 
     name: str
@@ -69,11 +80,18 @@ class Wanted:
     names: frozenset[str]
 
 
-Event = Died | NotStarted | StopAsked | ReloadAsked | Serving | Spare | Wanted
+Event = Died | NotStarted | StopAsked | ReloadAsked | Serving | Said | Idle | Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """The spare becomes the process of this child."""
+
     name: str
 
 
@@ -103,7 +121,7 @@ class Reloaded:
     text: str
 
 
-Decision = Start | Terminate | Kill | Report | Reloaded
+Decision = Start | Give | Terminate | Kill | Report | Reloaded
 
 
 def describe(event: Died | NotStarted, lived_s: float) -> str:

@@ -18,7 +18,9 @@ is its own affair; when another child cannot, everything stops.
 A reload (`ReloadAsked`) brings a successor of one child, either beside it, under the other of its two names,
 and ends the old one when the successor serves; or behind it, under the same name. Until the successor serves
 its death is no more than the end of the reload, and the old one stays. In a swap, the old one is *leaving*
-before it is told to end: until it is said to be `Spare`, or its time is up.
+before it is told to end: until it is said to be `Idle`, or its time is up.
+
+A child that is due may be given the *spare* (`spares`) instead of a process of its own.
 
 What must always hold: a child is started only when it does not run; once a stop has begun none is started;
 children end in the order given, each when the one before it is GONE; all are GONE before `status` is set.
@@ -35,17 +37,19 @@ from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
+    Idle,
     NotStarted,
     ReloadAsked,
     Reloaded,
     Report,
+    Said,
     Serving,
-    Spare,
     StopAsked,
     Wanted,
     describe,
 )
 from deploy.supervisor.restarts import RestartPolicy
+from deploy.supervisor.spares import SPARE, Spares
 from protocol.orders import Stage
 from protocol.settings import EXIT_CONFIGURATION
 
@@ -72,14 +76,22 @@ class Lifecycle:
         ready_timeout_s: float = 600.0,
         on_demand: Mapping[str, RestartPolicy] | None = None,
         wanted: Collection[str] = (),
+        loading: Collection[str] = (),
+        spares: Spares | None = None,
     ) -> None:
         """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
-        `on_demand`: children that run when they are `wanted`, each with a policy of its own."""
+        `on_demand`: children that run when they are `wanted`, each with a policy of its own. `loading`: those
+        that say when they have loaded what they serve."""
         self._on_demand = on_demand or {}
         self._wanted = frozenset(wanted)
         self._children = Children(
-            names, now=now, stop_timeout_s=stop_timeout_s, drain_timeout_s=drain_timeout_s
+            names,
+            now=now,
+            stop_timeout_s=stop_timeout_s,
+            drain_timeout_s=drain_timeout_s,
+            loading=loading,
         )
+        self._spares = spares or Spares((), policy)
         for name in self._on_demand.keys() - self._wanted:
             self._children[name].state = State.PARKED
         self._policy = policy
@@ -113,17 +125,21 @@ class Lifecycle:
         due = [entry.due for entry in self._children if entry.state in TIMED or entry.leaving]
         if self._reload is not None and not self._reload.serving:
             due.append(self._reload.due)
-        return min(due, default=None)
+        return min([*due, *self._spares.wake_at()], default=None)
 
     def handle(self, event: Event | None, now: float) -> list[Decision]:
         """What is to be done now, in this order."""
         decisions = self._take(event, now)
         if self._stopping_with is not None:
-            return [*decisions, *self._end_reload(False, "everything stops"), *self._stop_next(now)]
+            decisions += self._end_reload(False, "everything stops")
+            return [*decisions, *self._spares.end(), *self._stop_next(now)]
         decisions += self._end_retired(now)
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
-        return [*decisions, *self._children.start_due(now)]
+        starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
+        decisions += self._spares.hand_out(starts, now)
+        settled = self._reload is None and self._children.are_settled()
+        return [*decisions, *self._spares.follow(now, settled=settled)]
 
     def _take(self, event: Event | None, now: float) -> list[Decision]:
         match event:
@@ -135,7 +151,9 @@ class Lifecycle:
                 return self._reload_asked(event, now)
             case Serving(name):
                 return self._serves(name, now)
-            case Spare(name):
+            case Said():
+                return self._said(event, now)
+            case Idle(name):
                 entry = self._children.get(name)
                 return self._children.retire(entry, now) if entry is not None and entry.leaving else []
             case Wanted(names):
@@ -144,7 +162,16 @@ class Lifecycle:
                 pass
         return []
 
+    def _said(self, event: Said, now: float) -> list[Decision]:
+        entry = self._children.get(event.name)
+        if event.word == "loaded" and entry is not None and entry.state is State.RUNNING:
+            entry.loaded_at = now
+        return self._spares.said(event)
+
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
+        if event.name == SPARE:
+            return self._spares.ended(event, now)
+        in_vain = self._spares.refused(event.name)
         entry = self._children.get(event.name)
         if entry is None or entry.state in LIFELESS:
             return []  # given up on after SIGKILL, and dead at last
@@ -154,6 +181,9 @@ class Lifecycle:
             return [Report(what)]
         if entry.retired or entry.leaving:
             return [Report(what), *self._retired(entry, now)]
+        if in_vain:
+            entry.state, entry.due = State.WAITING, now
+            return [Report(f"{what}; it was the spare, and starts in the old way", logging.WARNING)]
         reload, failed = self._reload, list[Decision]()
         if reload is not None and reload.new == entry.name and not reload.serving:
             failed = self._end_reload(False, f"the new process did not get ready: {what}")
@@ -170,12 +200,13 @@ class Lifecycle:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
         self._ends[entry.child] = self.ends(entry.child)[0] + 1, what
         policy = self._on_demand.get(entry.child, self._policy)
-        delay_s = policy.died(entry.name, now - entry.since, now)
+        delay_s = policy.died(entry.name, entry.useful_s(now), now)
         if delay_s is None:
             why = f"more than {policy.limits.deaths_max} ends within {policy.limits.window_s:g} s, giving up"
             return self._give_up(entry, f"{what}; {why}", EXIT_GAVE_UP, now)
         entry.state, entry.due = State.WAITING, now + delay_s
-        return [Report(f"{what}; starts again in {delay_s:g} s", logging.WARNING)]
+        when = f"in {delay_s:g} s" if delay_s else "at once"
+        return [Report(f"{what}; starts again {when}", logging.WARNING)]
 
     def _give_up(self, entry: Entry, why: str, status: int, now: float) -> list[Decision]:
         if entry.child in self._on_demand:

@@ -1,7 +1,9 @@
-"""The processes of children: each with a pipe for its stderr, a page of the logbook, and a thread that waits.
+"""The processes of children: each with a pipe for its stderr, a page of the logbook, and a thread that waits;
+those of workers with a line besides (`startlines`).
 
 A death is told when everything the process had started has been ended too, once, by that thread. What is
-known of a process stays until another one bears its name.
+known of a process stays until another one bears its name. What threads tell of one goes by its id: it may
+bear another name by then.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.supervisor.child import Child
-from deploy.supervisor.events import Died, NotStarted
+from deploy.supervisor.events import Died, NotStarted, Said
 from deploy.supervisor.memory import process_bytes
+from deploy.supervisor.startlines import StartLine
 from deploy.supervisor.stderr import Stderr
-from protocol import logbook
+from protocol import logbook, startline
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +31,13 @@ log = logging.getLogger(__name__)
 class _Running:
     process: subprocess.Popen[bytes]
     waiter: threading.Thread
+    line: StartLine | None
 
 
 class Processes:
     """By the names that children bear just now. `say` is called on any thread."""
 
-    def __init__(self, say: Callable[[Died | NotStarted], None]) -> None:
+    def __init__(self, say: Callable[[Died | NotStarted | Said], None]) -> None:
         self._say = say
         self._running: dict[str, _Running] = {}
 
@@ -44,40 +48,55 @@ class Processes:
         except OSError as error:
             self._say(NotStarted(name, str(error)))
             return
-        stderr = Stderr(name)
+        stderr, line = Stderr(name), StartLine() if child.model is not None else None
         inherited = {**inherited, logbook.VARIABLE: page.fd}
+        if line is not None:
+            inherited[startline.VARIABLE] = line.theirs.fileno()
         try:
-            process = subprocess.Popen(
-                child.argv,
-                env={**child.env, **{variable: str(fd) for variable, fd in inherited.items()}},
-                stdin=subprocess.DEVNULL,
-                stderr=stderr.writer,
-                pass_fds=list(inherited.values()),
-                # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
-                start_new_session=True,
-            )
+            process = _begin(child, inherited, stderr.writer)
         except OSError as error:
             stderr.close()
             page.close()
+            if line is not None:
+                line.close()
             self._say(NotStarted(name, str(error)))
             return
         log.info("%s runs as pid %d", name, process.pid)
+        if line is not None:
+            line.listen(lambda word: self._say(Said(name, process.pid, word)))
         waiter = threading.Thread(
             target=self._await_end,
-            args=(name, process, stderr, page),
+            args=(name, process, stderr, page, line),
             name=f"await-{name}",
             daemon=True,
         )
-        self._running[name] = _Running(process, waiter)
+        self._running[name] = _Running(process, waiter, line)
         waiter.start()
 
+    def give(self, spare: str, name: str, words: Sequence[str]) -> bool:
+        """Have the process that bears the one name be told these words, and bear the other one; whether it
+        could be told."""
+        given = self._running[spare]
+        if given.line is None or not given.line.tell(words):
+            return False
+        self._running[name] = self._running.pop(spare)
+        log.info("%s runs as pid %d, which was the spare", name, given.process.pid)
+        return True
+
     def _await_end(
-        self, name: str, process: subprocess.Popen[bytes], stderr: Stderr, page: logbook.Page
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        stderr: Stderr,
+        page: logbook.Page,
+        line: StartLine | None,
     ) -> None:
         returncode = process.wait()
         # What it started must not outlive it: a helper could hold the GPU that the next worker needs. A
         # group id stays taken while anyone is in it, so the id just reaped does not name strangers yet.
         _kill_group(process.pid)
+        if line is not None:
+            line.close()
         self._say(Died(name, process.pid, returncode, stderr.close(), page.close()))
 
     def pid(self, name: str) -> int:
@@ -100,7 +119,7 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """With all that it has started."""
-        _kill_group(self.pid(name))
+        _kill_group(self._running[name].process.pid)
 
     def leave_nothing(self, wait_s_max: float) -> None:
         """Wait so long for each thread. A process that still runs, after a mistake of ours, is killed."""
@@ -108,6 +127,19 @@ class Processes:
             if running.process.returncode is None:
                 _kill_group(running.process.pid)
             running.waiter.join(wait_s_max)
+
+
+def _begin(child: Child, inherited: Mapping[str, int], stderr: int) -> subprocess.Popen[bytes]:
+    """Raises `OSError`."""
+    return subprocess.Popen(
+        child.argv,
+        env={**child.env, **{variable: str(fd) for variable, fd in inherited.items()}},
+        stdin=subprocess.DEVNULL,
+        stderr=stderr,
+        pass_fds=list(inherited.values()),
+        # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
+        start_new_session=True,
+    )
 
 
 def _kill_group(leader: int) -> None:

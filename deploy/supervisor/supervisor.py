@@ -17,7 +17,7 @@ import os
 import queue
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.supervisor.child import Child
 from deploy.supervisor.children import KILL_WAIT_S_MAX, other_name
@@ -26,11 +26,14 @@ from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
+    Give,
+    Idle,
     Kill,
+    NotStarted,
     Reloaded,
     Report,
+    Said,
     Serving,
-    Spare,
     Start,
     Terminate,
     Wanted,
@@ -42,8 +45,9 @@ from deploy.supervisor.models import first_loaded
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Order, Reloading, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
+from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stopsignals import stop_signals
-from protocol import lifeline, orderline
+from protocol import lifeline, orderline, startline
 from protocol.orders import ModelState, Orders, Roster
 
 STOP_TIMEOUT_S = 15.0
@@ -79,18 +83,23 @@ class Supervisor:
         limits: RestartLimits | None = None,
         reloading: Reloading | None = None,
         memory_budget: int | None = None,
+        spare: bool = False,
     ) -> None:
         self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._reloading = reloading
         self._memory_budget = memory_budget
         self._control: Control | None = None
         self._gateway: GatewayLine | None = None
+        self._has_gateway = any(child.hears for child in children)
         self._processes = Processes(self._events.put)
         self._reloads = Reloads(children)
         self._models = {child.model.name: child.name for child in children if child.model is not None}
         self._on_demand = len(self._models) > 1
         limits = limits or RestartLimits()
-        first = first_loaded([child.model for child in children if child.model is not None])
+        workers = [child for child in children if child.model is not None]
+        self._spare = _spare_for(workers) if spare else None
+        takers = [each.name for each in workers if self._spare and each.can_become(self._spare)]
+        first = first_loaded([child.model for child in workers if child.model is not None])
         self._lifecycle = Lifecycle(
             [child.name for child in children],
             RestartPolicy(limits),
@@ -100,6 +109,8 @@ class Supervisor:
             ready_timeout_s=reloading.ready_timeout_s if reloading else 0.0,
             on_demand={n: RestartPolicy(limits) for n in self._models.values()} if self._on_demand else {},
             wanted=[self._models[model.name] for model in first],
+            loading=[child.name for child in workers if child.program],
+            spares=Spares(takers, RestartPolicy(limits)),
         )
 
     def run(self) -> int:
@@ -166,15 +177,24 @@ class Supervisor:
                 return [self._next_reload()]
             case Orders():
                 return self._ordered(heard)
-            case Died(name, pid) if self._processes.pid(name) != pid:
-                return [None]  # left behind after SIGKILL, and dead at last: another one bears its name
+            case Died(_, pid) | Said(_, pid):
+                name = self._processes.names().get(pid)
+                if name is None:
+                    return [None]  # left behind after SIGKILL, and dead at last: another one bears its name
+                return self._named(replace(heard, name=name))
             case _:
                 return [heard]
+
+    def _named(self, event: Died | Said) -> Sequence[Event]:
+        # Where a gateway is, it says who serves: who has loaded is not known to it yet.
+        if isinstance(event, Said) and event.word == "loaded" and not self._has_gateway:
+            return [event, Serving(event.name)]
+        return [event]
 
     def _ordered(self, orders: Orders) -> Sequence[Event | None]:
         names = self._processes.names()
         events: list[Event | None] = [Serving(names[pid]) for pid in orders.serving if pid in names]
-        events += [Spare(names[pid]) for pid in orders.spare if pid in names]
+        events += [Idle(names[pid]) for pid in orders.idle if pid in names]
         if orders.wanted is not None:
             events.append(Wanted(frozenset(self._models[m] for m in orders.wanted if m in self._models)))
         return events or [None]
@@ -247,7 +267,10 @@ class Supervisor:
     def _carry_out(self, decision: Decision, line: int) -> None:
         match decision:
             case Start(name):
-                self._start(name, self._reloads.programs[name], line)
+                self._start(name, self._program(name), line)
+            case Give(name):
+                if not self._processes.give(SPARE, name, self._program(name).words):
+                    self._events.put(NotStarted(name, "the spare cannot be told"))
             case Reloaded():
                 self._reloaded(decision)
             case Terminate(name):
@@ -257,7 +280,15 @@ class Supervisor:
             case Report(text, level):
                 log.log(level, "%s", text)
 
+    def _program(self, name: str) -> Child:
+        if name == SPARE:
+            assert self._spare is not None
+            return self._spare
+        return self._reloads.programs[name]
+
     def _start(self, name: str, child: Child, line: int) -> None:
+        if name == SPARE:
+            child = replace(child, env={**child.env, startline.SPARE: "1"})
         if not child.hears:
             self._processes.start(name, child, {lifeline.VARIABLE: line})
             return
@@ -272,3 +303,11 @@ class Supervisor:
         if self._gateway is not None:
             self._gateway.close()
         self._processes.leave_nothing(KILL_WAIT_S_MAX)
+
+
+def _spare_for(workers: Sequence[Child]) -> Child | None:
+    """A process that can become the first of them, and those like it."""
+    first = next((child for child in workers if child.program), None)
+    if first is None:
+        return None
+    return replace(first, name=SPARE, argv=first.program)

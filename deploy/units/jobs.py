@@ -13,7 +13,10 @@ from deploy.serving import serve
 from deploy.serving.commandlines import python_module
 from deploy.serving.file import table
 from deploy.serving.settings import DRAIN_TIMEOUT_S, PORT, ServeSettings
+from deploy.supervisor.children import KILL_WAIT_S_MAX
+from deploy.supervisor.models import ServedModel
 from deploy.supervisor.restarts import RestartLimits
+from deploy.units import kept
 from protocol import lifeline, settings, sockets
 
 FILES_MAX = 8192
@@ -43,7 +46,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     if sum(child.model is not None for child in children) > 1:
         return [_job_of_serve(argv, environ, given)]
     config = settings.config_file(argv, environ)
-    return [
+    found = [
         Job(
             name=child.name,
             argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
@@ -56,6 +59,29 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
         )
         for child in children
     ]
+    if not given.spare:
+        return found
+    port = serve.port(argv, environ)
+    return [
+        job if child.model is None else _with_spare(job, child.model, given, port)
+        for job, child in zip(found, children, strict=True)
+    ]
+
+
+def _with_spare(job: Job, model: ServedModel, given: ServeSettings, port: int) -> Job:
+    """The worker's, kept by a process of ours together with its spare."""
+    command = kept.command(
+        job.argv,
+        port=port,
+        model=model,
+        stop_timeout_s=job.stop_timeout_s,
+        ready_timeout_s=given.ready_timeout_s,
+        limits=given.restart_limits(),
+        log_format=given.log_format,
+        log_level=given.log_level,
+    )
+    # What does not end in time is killed by that process, which then has to end itself.
+    return replace(job, argv=command, stop_timeout_s=job.stop_timeout_s + KILL_WAIT_S_MAX)
 
 
 def _drain_s(name: str, given: ServeSettings, environ: Mapping[str, str], config: str | None) -> float:

@@ -41,6 +41,7 @@ EXCUSED = {"worker/models/images.py", "worker/models/rehearsal.py", "worker/mode
 MAY_SLEEP = {
     "worker/fake/engine.py",
     "worker/fake/loader.py",
+    "worker/fake/pictures.py",
     "worker/models/memory.py",
     "protocol/lifeline.py",
     "bench/processes.py",

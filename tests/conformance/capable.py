@@ -243,7 +243,12 @@ class Loader:
 def main() -> int:
     """Serve the gateway until told to stop. The exit status."""
     configured = settings.read_or_exit(
-        WorkerSettings, "worker", sys.argv[1:], {}, program="capable", about="A worker that knows the answer."
+        WorkerSettings,
+        "worker",
+        sys.argv[1:],
+        os.environ,
+        program="capable",
+        about="A worker that knows the answer.",
     )
     logs.setup("capable", "text", "info")
     lifeline.follow_parent()

@@ -14,6 +14,9 @@ from pathlib import Path
 from tests.conformance.drivers import Driver, Environment
 
 INSTALL_S_MAX = 600
+ANSWER_S_MAX = 240
+"""What drivers that ask for it wait for an answer: behind many tools, the embedded model takes a minute for
+one on a busy CPU."""
 INSTALLED = Path(".venv") / "conformance"
 
 UV = os.environ.get("UV", "uv")
@@ -83,5 +86,10 @@ def command_of(driver: Driver, place: Path) -> Iterator[list[str]]:
 def variables(place: Path, url: str) -> Mapping[str, str]:
     """A driver's: ours, whatever flags it knows among them, without what would lead it elsewhere."""
     ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    told = {"BASE_URL": url, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    told = {
+        "TIMEOUT": ours.get("TIMEOUT", str(ANSWER_S_MAX)),
+        "BASE_URL": url,
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
     return ours | told | {"PYTHONPYCACHEPREFIX": str(place / "bytecode")}

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ANTHROPICS = "/v1/messages"
+METRICS = "/metrics"
+PAGE = "/"
 
 
 def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *, is_head: bool) -> str:
@@ -23,6 +25,11 @@ def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *
     kind = headers.get("content-type", "")
     if status < 300 and kind.startswith("text/event-stream"):
         return _of_stream(body)
+    if path == METRICS and status == 200:
+        return _of_metrics(kind, body)
+    if path == PAGE and status == 200:
+        well = kind.startswith("text/html") and body.startswith(b"<!doctype html>")
+        return "" if well else f"no page: {kind!r}, {body[:300]!r}"
     if not kind.startswith("application/json"):
         return f"status {status} of type {kind!r}"
     return _of_document(path, status, json.loads(body))
@@ -38,6 +45,13 @@ def _of_stream(body: bytes) -> str:
         if data != "[DONE]":
             json.loads(data)
     return ""
+
+
+def _of_metrics(kind: str, body: bytes) -> str:
+    """Samples and comments, each a line."""
+    *lines, last = body.decode().split("\n")
+    well = kind.startswith("text/plain") and not last and all(" " in line for line in lines)
+    return "" if well else f"no metrics: {kind!r}, {body[:300]!r}"
 
 
 def _is_end(event: Any) -> bool:

@@ -34,6 +34,25 @@ def test_what_is_right_passes() -> None:
     assert not said(MESSAGES, 200, b'event: message_stop\ndata: {"type":"message_stop"}\n\n', EVENTS)
 
 
+def test_metrics_are_lines_of_text_and_nowhere_else() -> None:
+    text, kind = b'# TYPE a counter\na{code="200"} 1.0\n', "text/plain; version=0.0.4"
+    assert not said("/metrics", 200, text, kind)
+    assert said("/metrics", 200, text, JSON)
+    assert said("/metrics", 200, text + b"cut", kind)
+    assert said("/metrics", 200, {"a": 1})
+    assert said(CHAT, 200, text, kind)
+    assert not said("/metrics", 401, OPENAIS)
+
+
+def test_the_page_is_html_and_nothing_else_is() -> None:
+    page, kind = b"<!doctype html>\n<title>a</title>", "text/html; charset=utf-8"
+    assert not said("/", 200, page, kind)
+    assert said("/", 200, {"a": 1})
+    assert said("/", 200, b"gone", kind)
+    assert said(CHAT, 200, page, kind)
+    assert not said("/", 404, OPENAIS)
+
+
 @pytest.mark.parametrize("status", [500, 501, 502, 504])
 def test_no_failure_of_ours_passes_but_a_503(status: int) -> None:
     assert str(status) in said(CHAT, status, OPENAIS)

@@ -340,7 +340,7 @@ def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     serve = Process("serve", ["deploy", "serve", "--port", str(port)], tmp_path, env)
     try:
-        eventually(lambda: "serving; try: curl" in serve.log(), within_s=WAIT_S, what=serve.log())
+        eventually(lambda: "/v1; try: curl" in serve.log(), within_s=WAIT_S, what=serve.log())
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:
             [worker] = http.get("/v1/status").json()["workers"]
             os.kill(worker["pid"], signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,11 +19,14 @@ from deploy.supervisor.child import Child
 from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.models import ServedModel
 from deploy.supervisor.reloading import Order, Reloading
+from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from tests.system import NO_TLS, Process, eventually, free_port
 
 STARTS_S_MAX = 60.0
+DEATHS_MAX = 10**6
+"""They are what the tests are about."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Several:
         budget: int | None = None,
         gateway_flags: str = "",
         fits: bool = True,
+        spare: bool = False,
     ) -> None:
         self.folder = folder
         self._control = folder / "control"
@@ -61,6 +66,7 @@ class Several:
             "models": [asdict(model) for model in models],
             "budget": budget,
             "fits": fits,
+            "spare": spare,
         }
         self.process = Process("several", ["tests.faults.several", json.dumps(told)], folder)
         eventually(self.answers, within_s=STARTS_S_MAX, what="/ready")
@@ -99,6 +105,16 @@ class Several:
         answer: dict[str, Any] = self.http.get("/v1/status").json()
         return answer
 
+    def there(self) -> int | None:
+        """The process id of the spare that has said that it is there, if it still waits."""
+        found = re.findall(r"spare is there as pid (\d+)", self.process.log())
+        return int(found[-1]) if found and int(found[-1]) in self._waiting() else None
+
+    def _waiting(self) -> set[int]:
+        """Children of the supervisor that are told nothing by their command lines."""
+        serving = {worker["pid"] for worker in self.status()["workers"]}
+        return {child.pid for child in self.process.stats.children()} - serving
+
     def pids(self, model: str) -> list[int]:
         """The process ids of a model's workers."""
         return [worker["pid"] for worker in self.status()["workers"] if worker["model"] == model]
@@ -111,9 +127,10 @@ def several(
     budget: int | None = None,
     gateway_flags: str = "",
     fits: bool = True,
+    spare: bool = False,
 ) -> Iterator[Several]:
     """Gone afterwards, with all its children."""
-    served = Several(folder, models, budget=budget, gateway_flags=gateway_flags, fits=fits)
+    served = Several(folder, models, budget=budget, gateway_flags=gateway_flags, fits=fits, spare=spare)
     try:
         yield served
     finally:
@@ -138,7 +155,10 @@ def main(arguments: Sequence[str]) -> int:
         children.append(Child(f"worker[{model.name}]", argv, env, model=served))
     fits = fits_beside if told["fits"] else lambda needed_bytes: False
     reloading = Reloading(folder / "control", 10.0, 30.0, fits)
-    return Supervisor(children, reloading=reloading, memory_budget=told["budget"]).run()
+    limits = RestartLimits(delay_s_max=0.4, deaths_max=DEATHS_MAX)
+    return Supervisor(
+        children, reloading=reloading, memory_budget=told["budget"], limits=limits, spare=told["spare"]
+    ).run()
 
 
 if __name__ == "__main__":

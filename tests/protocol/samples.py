@@ -170,6 +170,7 @@ FULL: list[Message] = [
         cache_bytes_max=2**36,
         tokens_max=2**22,
         identity="0f" * 16,
+        start_s={"imports": 2.5, "weights": 0.125},
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -684,6 +685,30 @@ BEFORE_VIDEOS: list[Message] = [
 ]
 """As `FULL` before there were videos, and limits of images."""
 
+BEFORE_LAPS: list[Message] = [
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(
+            images=True,
+            videos=True,
+            tools=True,
+            thinking=True,
+            system_in_place=True,
+            generation=False,
+            embeddings=True,
+            rerank=True,
+        ),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+        identity="0f" * 16,
+    ),
+]
+"""As `FULL` before workers told what their start took."""
+
 BEFORE_IMAGES: list[Message] = [
     Heartbeat(
         incarnation=WORKER,
@@ -776,6 +801,7 @@ KINDS = {
     "before_videos": BEFORE_VIDEOS,
     "before_images": BEFORE_IMAGES,
     "before_resources": BEFORE_RESOURCES,
+    "before_laps": BEFORE_LAPS,
 }
 
 

@@ -28,7 +28,7 @@ def roster(number: int) -> Roster:
 
 def test_what_is_said_arrives_whole(pair: Pair) -> None:
     ours, theirs = pair
-    orders = Orders(wanted=["a"], serving=[1, 2], spare=[3])
+    orders = Orders(wanted=["a"], serving=[1, 2], idle=[3])
     Outlet(ours).say(orders)
     assert Inlet(Orders).feed(theirs.recv(4096)) == orders
 

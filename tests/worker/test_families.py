@@ -23,7 +23,7 @@ def oracle() -> Iterator[Oracle]:
 
 
 def test_a_family_that_is_wrong_in_batches_is_found(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "stage_for", lambda folder, network: Stage(network))
+    monkeypatch.setattr(rehearsal, "stage_for", lambda folder, network, opened: Stage(network))
     outcome = prove("minimax_m3_vl", 1, oracle)
     assert (outcome.verdict, outcome.batched) == ("wrong", True)
     assert re.match(r"seed 0, row \d, token \d+", outcome.why)

@@ -28,7 +28,7 @@ from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.prefill import prefill_together
-from worker.engine.caches.trial import Stage, find_abilities
+from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
@@ -52,12 +52,12 @@ class _Unread:
 class BatchEngine:
     """`contract.Engine` on MLX."""
 
-    def __init__(self, model: nn.Module, stage: Stage | None = None) -> None:
+    def __init__(self, model: nn.Module, abilities: Abilities | None = None) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
-        `stage`: where it is tried what rows of the model can do; None: on the model as it is."""
+        `abilities`: what its rows can do; None: that is tried, on the model as it is."""
         self._model = model
         self._sight = Sight(model)
-        self.abilities = find_abilities(stage or Stage(model))
+        self.abilities = abilities or find_abilities(Stage(model))
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
         self._cost = row_cost(model)

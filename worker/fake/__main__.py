@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from protocol import lifeline, logs, settings, sockets
 from protocol.workersettings import WorkerSettings
+from worker import spare
 from worker.fake.config import FakeSettings
 from worker.fake.loader import FakeLoader
 from worker.line.service import Service
@@ -13,10 +12,9 @@ from worker.line.service import Service
 
 def main() -> int:
     """Serve the gateway from scripts until told to stop. The exit status."""
+    words = spare.words(("worker.line.service",))
     about = "A worker with a scripted engine, for tests."
-    configured = settings.read_or_exit(
-        FakeSettings, "worker", sys.argv[1:], {}, program="worker.fake", about=about
-    )
+    configured = settings.read_or_exit(FakeSettings, "worker", words, {}, program="worker.fake", about=about)
     logs.setup("fake", "text", configured.log_level)
     lifeline.follow_parent()
     loader = FakeLoader(

@@ -8,12 +8,15 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from protocol.messages import Loading, Message, Ready, Request
 from protocol.parts import Resources
 from protocol.tasks import require, task_of
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
 from worker.contract import EncodingModel, Loader, Model, Preparer
+from worker.laps import Laps
 from worker.line.introduction import policy_of, ready_of, ready_to_encode
 from worker.line.outbox import Outbox
 from worker.line.pool import PreparerPool
@@ -41,8 +44,10 @@ class ModelThread:
         incarnation: str,
         outbox: Outbox,
         device_memory: Callable[[], Resources] = Resources,
+        laps: Laps | None = None,
     ) -> None:
-        """`device_memory`: what the model's arrays take; asked on the thread itself."""
+        """`device_memory`: what the model's arrays take; asked on the thread itself. `laps`: of the process's
+        start, which end here."""
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.counters = Counters()
         self.pool: PreparerPool | None = None
@@ -54,6 +59,7 @@ class ModelThread:
         self._incarnation = incarnation
         self._outbox = outbox
         self._device_memory = device_memory
+        self._laps = laps or Laps()
         self._loaded = 0, 0
         self._ready: Ready | None = None
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -62,6 +68,10 @@ class ModelThread:
     def state(self) -> Message:
         """What a gateway is told that has just come: ready, or how far the loading is."""
         return self._ready or self._loading()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._ready is not None
 
     def require(self, request: Request) -> None:
         """Raises `RequestError` for what the model is not made for."""
@@ -151,7 +161,10 @@ class ModelThread:
     def _open_pool(self, open_preparer: Callable[[], Preparer | TextsPreparer]) -> None:
         self.pool = PreparerPool(open_preparer)
         self.pool.warm()
+        self._laps.lap("preparers")
 
     def _tell_ready(self, ready: Ready) -> None:
-        self._ready = ready
-        self._outbox.put(ready)
+        self._laps.lap("prefixes")
+        log.info("ready in %.2f s: %s", self._laps.total_s, self._laps)
+        self._ready = msgspec.structs.replace(ready, start_s=self._laps.rounded())
+        self._outbox.put(self._ready)

@@ -37,8 +37,10 @@ from protocol.messages import (
     new_incarnation,
 )
 from protocol.parts import Resources
+from protocol.startline import Starting
 from protocol.workersettings import WorkerSettings
 from worker.contract import Loader, ModelError
+from worker.laps import Laps
 from worker.line.dealer import Line
 from worker.line.exits import EXIT_BROKEN, status_of
 from worker.line.modelthread import ModelThread
@@ -61,8 +63,9 @@ class Service:
         loader: Loader,
         settings: WorkerSettings,
         device_memory: Callable[[], Resources] = Resources,
+        laps: Laps | None = None,
     ) -> None:
-        """Connects in the background. Raises `sockets.EndpointError`."""
+        """`laps`: of the process's start. Connects in the background. Raises `sockets.EndpointError`."""
         self._loader = loader
         self._settings = settings
         self._incarnation = new_incarnation()
@@ -70,7 +73,7 @@ class Service:
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
         self._line = Line(endpoint, self._incarnation, curve)
         self._outbox = Outbox()
-        self._model = ModelThread(loader, settings, self._incarnation, self._outbox, device_memory)
+        self._model = ModelThread(loader, settings, self._incarnation, self._outbox, device_memory, laps)
         self._requests = Requests(
             self._incarnation, model=self._model, say=self._line.say, wake=self._outbox.wake
         )
@@ -82,6 +85,7 @@ class Service:
         self._last_step = 0, time.monotonic()
         self._meter = Meter()
         self._logbook = logbook.Logbook(os.environ)
+        self._starting = Starting.find(os.environ)
 
     def run(self) -> int:
         """Until told to stop, or until the model thread ends. The exit status."""
@@ -112,10 +116,18 @@ class Service:
             for message, media in self._line.receive():
                 self._hear(message, media)
             self._requests.pass_on()
+            self._tell_loaded()
             self._send_all()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_S
                 self._beat()
+
+    def _tell_loaded(self) -> None:
+        """The supervisor, once."""
+        if self._starting is not None and self._model.is_loaded:
+            self._starting.say("loaded")
+            self._starting.close()
+            self._starting = None
 
     def _is_drained(self, now: float) -> bool:
         """Whether it may end, having been told to; the first time, that is announced."""

@@ -78,6 +78,8 @@ def _unlike(messages: Messages) -> Mapping[str, Any]:
     """A question that parts from the first of `messages` at the first character, trimmed or not. Exactly one
     of the two joins a line break before it, so a token that may hold more than the break is not shared."""
     content = messages[0].get("content") if messages else None
+    if isinstance(content, list) and content:  # of an image, nothing is shared with a text
+        content = content[0].get("text")
     text = content if isinstance(content, str) else ""
     word = "y" if text.lstrip().startswith("x") else "x"
     return {"role": "user", "content": word if text.startswith("\n") else _BLANK + word}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from protocol.tasks import Task
 from worker.contract import Facts, ModelError
-from worker.models.config import ModelConfig
+from worker.models.config import ModelConfig, reads
 
 
 def explain(error: BaseException, config: ModelConfig) -> str:
     """Why a load failed, in a sentence for the person who started it."""
+    library, architecture = "mlx-lm" if reads(config) else "mlx-vlm", repr(config.architecture)
     if isinstance(error, SystemExit):
-        return f"mlx-lm needs a package for the architecture {config.architecture!r} that is not installed."
+        return f"{library} needs a package for the architecture {architecture} that is not installed."
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0]
     if "back-end" in first_line:
@@ -19,12 +20,10 @@ def explain(error: BaseException, config: ModelConfig) -> str:
         return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
     if isinstance(error, RuntimeError | OSError):
         return f"its weights cannot be loaded ({first_line}). Download the model again."
-    return (
-        f"mlx-lm cannot build the architecture {config.architecture!r} from its config.json ({first_line})."
-    )
+    return f"{library} cannot build the architecture {architecture} from its config.json ({first_line})."
 
 
-def explain_blindness(error: Exception) -> str:
+def explain_blindness(error: BaseException) -> str:
     """Why a model that sees does not see here, likewise."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, ModelError):
@@ -32,7 +31,7 @@ def explain_blindness(error: Exception) -> str:
     return f"mlx-vlm cannot be used for it ({text.splitlines()[0]})."
 
 
-def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, seconds: float) -> str:
+def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int) -> str:
     """One line for the log."""
     batching = "" if facts.batched else ", requests not batched"
     generating = "vision" if facts.capabilities.images else "text"
@@ -41,7 +40,7 @@ def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int, s
         f"loaded {facts.name}: {kind} model, {config.architecture}, "
         f"{_short(facts.parameters)} parameters, {in_bytes(weight_bytes)}, "
         f"{in_bytes(facts.cache_bytes_max or 0)} left for caches, "
-        f"context {facts.context_length}{batching}, in {seconds:.1f} s"
+        f"context {facts.context_length}{batching}"
     )
 
 

@@ -6,9 +6,9 @@ the handler, because a traceback keeps every local of the frames it passed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
-import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from worker.contract import (
     NoRoomError,
     Progress,
 )
+from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.explain import describe, explain, explain_blindness, in_bytes
 from worker.models.fingerprint import fingerprint
@@ -34,12 +35,17 @@ from worker.models.source import find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
+    from worker.models.eyes import Eyes
     from worker.models.memory import Budget
+    from worker.models.rehearsal import Open
+    from worker.models.tokenizers import Tokenizers
 
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 64 * 2**20
 """Weights evaluated, and reported, at a time."""
+TOKENIZERS = 3
+"""One for each thread of the pool that prepares requests, and one to look into."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
 
@@ -57,12 +63,15 @@ class ModelLoader:
         memory_budget: int | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        trials: Path | None = None,
+        laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
         see, though it could.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
-        that is kept free. `memory_budget`: bytes it may take at the most, whatever there is."""
+        that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
+        folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
         self.name = served_name or name_of(model)
         self._model = model
         self._task = task
@@ -70,12 +79,15 @@ class ModelLoader:
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
         self._memory_budget = memory_budget
+        self._trials = trials
+        self._laps = laps or Laps()
 
     def load(self, progress: Progress) -> Model | EncodingModel:
         """See `contract.Loader`."""
-        began = time.monotonic()
+        self._laps.lap("start")
         folder = find_folder(self._model, self._inspect)
         config = self._inspect(folder)
+        self._laps.lap("imports")
         files = weight_files(folder, self.name)
         weight_bytes = sum(file.stat().st_size for file in files)
         budget = self._budget(weight_bytes)
@@ -87,14 +99,16 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
+        told = _versions(model.facts) | _preparing(folder, model.facts)
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
-            fingerprint=fingerprint(folder / "config.json", files, _versions(model.facts)),
+            fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
         )
         model = replace(model, facts=facts)
-        log.info("%s", describe(model.facts, config, task, weight_bytes, time.monotonic() - began))
+        self._laps.lap("fingerprint")
+        log.info("%s", describe(model.facts, config, task, weight_bytes))
         return model
 
     def device_memory(self) -> Resources:
@@ -117,7 +131,8 @@ class ModelLoader:
         most = self._within_share(look().total if limit is None else limit)
         if weight_bytes > most.usable:
             raise ModelError(
-                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized model."
+                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized "
+                "model: `roundhouse pull` names some that fit."
             )
         if limit is not None:
             return most
@@ -154,55 +169,101 @@ class ModelLoader:
             return None, explain(error, config)
 
     def _generating(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
+        from worker.models.tokenizers import Tokenizers
+
+        self._laps.lap("imports")
+        tokenizers = Tokenizers(folder, config, TOKENIZERS)
         if config.kind == "vision" and not self._text_only:
-            model, reason = self._seeing(folder, config, progress)
+            model, reason = self._seeing(folder, config, tokenizers, progress)
             if model is not None:
                 return model
             # From outside the handler, as in `load`: there is room for one set of weights.
             from worker.models import memory
 
             memory.release()
-            if not reads(config):
-                raise ModelError(f"{self.name}: {reason}")
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
-        return self._reading(folder, config, progress)
+        return self._reading(folder, config, tokenizers, progress)
 
-    def _reading(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
-        from worker.models.rehearsal import stage_for
-        from worker.models.text import build_text_model
+    def _reading(
+        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+    ) -> Model:
+        from worker.models.rehearsal import open_text
 
-        network = load_weights(folder, progress)
-        stage = stage_for(folder, network)
-        model = build_text_model(self.name, folder, config, network, stage=stage)
-        warm_up(model.engine, rows=2)
-        return model
+        if reads(config):
+            network, opened = load_weights(folder, progress), open_text
+        else:
+            from worker.models.vision import load_network
 
-    def _seeing(self, folder: Path, config: ModelConfig, progress: Progress) -> tuple[Model | None, str]:
+            network, opened = load_network(folder), load_network
+            evaluate(network, progress)
+        self._laps.lap("weights")
+        return self._built(folder, config, network, opened, tokenizers)
+
+    def _seeing(
+        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+    ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
-        from worker.models.rehearsal import stage_for
-        from worker.models.text import build_text_model
+        from worker.models.trials import Trials, key_of
         from worker.models.vision import load_network, open_eyes, require_files, try_eyes
 
+        laps = self._laps
         try:
             require_files(folder)
+            laps.lap("imports")
             network = load_network(folder)
             eyes, processor = open_eyes(folder, network)
+            laps.lap("eyes")
             evaluate(network, progress)
-            try_eyes(eyes, processor, network, folder)
-            stage = stage_for(folder, network, load_network)
-            model = build_text_model(self.name, folder, config, network, eyes, stage=stage)
-            warm_up(model.engine, rows=2)
-            return model, ""
-        except Exception as error:  # the load's boundary, as in `_attempt`
+            laps.lap("weights")
+            eyes.token_bytes = Trials(self._trials).token_bytes(
+                key_of(folder, weight_files(folder, self.name), network),
+                lambda: try_eyes(eyes, processor, network, folder),
+            )
+            laps.lap("eyes")
+            return self._built(folder, config, network, load_network, tokenizers, eyes), ""
+        except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
+
+    def _built(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        network: Any,
+        opened: Open,
+        tokenizers: Tokenizers,
+        eyes: Eyes | None = None,
+    ) -> Model:
+        """The model around a network whose weights are there, tried and warm. `opened`: how it was loaded."""
+        from worker.engine.caches.trial import find_abilities
+        from worker.models.rehearsal import stage_for
+        from worker.models.text import build_text_model
+        from worker.models.trials import Trials, key_of
+
+        laps = self._laps
+        abilities = Trials(self._trials).abilities(
+            key_of(folder, weight_files(folder, self.name), network),
+            lambda: find_abilities(stage_for(folder, network, opened)),
+        )
+        laps.lap("trial")
+        model = build_text_model(
+            self.name, folder, config, network, eyes, abilities=abilities, tokenizers=tokenizers
+        )
+        laps.lap("tokenizer")
+        warm_up(model.engine, rows=2)
+        laps.lap("warm-up")
+        return model
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EncodingModel:
         from worker.models.encoding import build_encoding_model, load_network
 
+        self._laps.lap("imports")
         network = load_network(folder, config, task)
         evaluate(network, progress)
-        return build_encoding_model(self.name, folder, config, task, network)
+        self._laps.lap("weights")
+        model = build_encoding_model(self.name, folder, config, task, network)
+        self._laps.lap("tokenizer")
+        return model
 
 
 def load_weights(folder: Path, progress: Progress) -> Any:
@@ -251,6 +312,12 @@ def _versions(facts: Facts) -> dict[str, str]:
     """Of what fills caches, and lays them out."""
     libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
     return {name: metadata.version(name) for name in libraries}
+
+
+def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
+    """How images are prepared: two with one digest are otherwise the same."""
+    files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def prepare_device(budget: Budget) -> None:

@@ -267,7 +267,8 @@ def _is_raw(grammar: Grammar | None) -> bool:
 def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
     if request.media or media:
         message = "This model takes text only; it cannot see images."
-        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param="messages")
+        param = next((each.param for each in request.media if each.param), "messages")
+        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=param)
 
 
 def added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:

@@ -11,16 +11,17 @@ from msgspec.structs import replace
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
-from worker.engine.caches.trial import Stage
+from worker.engine.caches.trial import Abilities
 from worker.engine.engine import BatchEngine
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
 from worker.models.eyes import Eyes
 from worker.models.format import CallFormat, Format
 from worker.models.holding import Held
-from worker.models.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.prompt import PromptRules, TextPreparer
 from worker.models.seeing import SeeingPreparer
 from worker.models.template import probe
+from worker.models.tokenizers import Tokenizers
 from worker.output.calls.ids import namer_of
 from worker.output.calls.writer import Calls
 from worker.output.channels import ChannelPipeline
@@ -36,16 +37,18 @@ def build_text_model(
     network: nn.Module,
     eyes: Eyes | None = None,
     *,
-    stage: Stage | None = None,
+    abilities: Abilities | None = None,
+    tokenizers: Tokenizers | None = None,
 ) -> Model:
-    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`. `stage`:
-    where it is tried what its rows can do; None: on the network itself. Raises `ModelError` without a
-    tokenizer."""
+    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`.
+    `abilities`: what its rows can do, if that is known. `tokenizers`: some that are open. Raises `ModelError`
+    without a tokenizer."""
+    tokenizers = tokenizers or Tokenizers(folder, config)
     # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
     # which we refuse ourselves.
     tame("transformers", logging.ERROR)
     try:
-        tokenizer = open_tokenizer(folder, config.end_tokens)
+        tokenizer = tokenizers.take()
     except Exception as error:  # nothing narrower: the tokenizers library raises Exception itself
         log.debug("%s: no tokenizer", name, exc_info=True)
         reason = " ".join(str(error).split())
@@ -58,7 +61,7 @@ def build_text_model(
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
         rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
-        tokenizer = open_tokenizer(folder, config.end_tokens)
+        tokenizer = tokenizers.take()
         return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
     def open_pipeline(prepared: Prepared) -> Pipeline:
@@ -71,7 +74,7 @@ def build_text_model(
             return TextPipeline(vocabulary, prepared.stop)
         return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
-    engine = BatchEngine(network, stage)
+    engine = BatchEngine(network, abilities)
     for reason in engine.abilities.reasons:
         log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}

@@ -123,7 +123,7 @@ class Loop:
             log.warning("%s: is here already", request.id, extra=about(request.id))
             return
         now = self.clock()
-        self.admission.arrived(now)
+        self.admission.arrived(now, resumed=bool(request.resume))
         try:
             pipeline = self.model.open_pipeline(request)
             row = self.scheduler.add(request, now)

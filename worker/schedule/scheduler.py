@@ -28,7 +28,7 @@ from worker.schedule.groups import begin_of, form_groups, is_short, leads_of
 from worker.schedule.ledger import Ledger
 from worker.schedule.pace import Pace, Work
 from worker.schedule.rows import Chunk, Group, Look, Phase, Plan, Row, work_of
-from worker.schedule.sharing import Sharing
+from worker.schedule.sharing import SHORT_TOKENS_MAX, Sharing
 
 AHEAD_MAX = 7
 _SETTLING_STEPS = 2
@@ -302,12 +302,19 @@ class Scheduler:
 
     def _fill(self, line: list[Row], behind: list[Row], heads: Mapping[Row, Match | None]) -> list[Group]:
         """The groups of one plan. Rows that get a chunk are admitted, those of `behind` to run ahead."""
-        budget = self._pace.budget(decoding=self.decodes)
+        budget = self._pace.budget(decoding=self.decodes and not self._catches_up(line))
         groups = form_groups(line, heads, budget, self._gallery)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
             self._admit(rows, Phase.AHEAD if chunk.row in behind else Phase.PREFILL)
         return groups
+
+    def _catches_up(self, line: Sequence[Row]) -> bool:
+        """Whether streams of a worker that has died are next, and nobody else runs. All of them have been
+        without a token for longer than the target, and those that go on already hold up the others."""
+        if not line or not line[0].request.resume or line[0].left > SHORT_TOKENS_MAX:
+            return False
+        return all(row.request.resume for row in self._of(Phase.DECODE))
 
     def _admit(self, rows: Sequence[Row], phase: Phase) -> None:
         for row in rows:

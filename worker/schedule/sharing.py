@@ -44,9 +44,12 @@ class Sharing:
         self._common: dict[tuple[str, str], int] = {}
 
     def begin(self, row: Row) -> None:
-        """A row has come. A short one is run in one go; what it shares is no loss."""
-        if self._index.shape.has_states and len(row.tokens) > SHORT_TOKENS_MAX:
-            row.cuts = sorted({*row.request.boundaries, *range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)})
+        """A row has come. A short text is run in one go; what it shares is no loss. Behind its last image
+        another question may follow next time."""
+        if self._index.shape.has_states and (row.pictures or len(row.tokens) > SHORT_TOKENS_MAX):
+            behind = (picture.end for picture in row.pictures[-1:])
+            regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)
+            row.cuts = sorted({*row.request.boundaries, *behind, *regular})
 
     def end(self, row: Row) -> None:
         """A row has left."""
@@ -59,7 +62,7 @@ class Sharing:
         if not row.is_scored:
             return SCORED
         match = self._look_up(row)
-        return match.miss if match.length >= REUSED_TOKENS_MIN or not match.length else "short"
+        return match.miss if _is_worth_it(row, match) or not match.length else "short"
 
     def ready(self, heads: Iterable[Row], begun: Iterable[Row]) -> dict[Row, Match | None]:
         """Those of `heads` that need not wait for another row, each with the stored prefix it begins with.
@@ -80,7 +83,7 @@ class Sharing:
     def _find(self, row: Row) -> Match | None:
         """The stored prefix that a row without caches can begin with. None: none that is worth it."""
         match = self._look_up(row)
-        return match if match.length >= REUSED_TOKENS_MIN else None
+        return match if _is_worth_it(row, match) else None
 
     def _awaits(self, row: Row, others: Iterable[Row]) -> bool:
         """Whether one of `others`, which run before it, will soon have stored much more of it than there is.
@@ -121,6 +124,12 @@ class Sharing:
         if pair not in self._common:
             self._common[pair] = _common_length(row.tokens, other.tokens)
         return self._common[pair]
+
+
+def _is_worth_it(row: Row, match: Match) -> bool:
+    """Prompts with images run by themselves, however short; to have one behind them spares a look too."""
+    reaches_image = bool(row.pictures) and match.length >= row.pictures[0].end
+    return match.length >= REUSED_TOKENS_MIN or reaches_image
 
 
 def _common_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -85,6 +85,7 @@ def test_a_body_without_a_prompt_says_so() -> None:
         ({"echo": True, "suffix": "the end"}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"best_of": 3, "n": 2}, "best_of"),
+        ({"min_tokens": 5}, "min_tokens"),
     ],
 )
 def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any], param: str) -> None:
@@ -98,6 +99,7 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
         {"echo": False},
         {"suffix": ""},
         {"best_of": 1},
+        {"min_tokens": 0},
         {"user": "me", "later": [1]},
         {"prompt": ["Once"]},
         *({name: None} for name in completions.Body.__struct_fields__ if name not in ("prompt", "seed")),

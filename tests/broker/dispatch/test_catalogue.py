@@ -154,7 +154,7 @@ def test_one_that_is_to_end_gets_nothing_more_and_newcomers_have_it_back() -> No
             assert depot.wanted() == ["b"]
 
 
-def test_one_that_is_leaving_is_spare_when_its_requests_are_done() -> None:
+def test_one_that_is_leaving_is_idle_when_its_requests_are_done() -> None:
     line = Line()
     line.serving("w1")
     flight = line.board(request("x"))
@@ -165,7 +165,7 @@ def test_one_that_is_leaving_is_spare_when_its_requests_are_done() -> None:
     line.say("w1", accepted("w1", "x"), finished("w1", "x"))
     line.contexts.pop().__exit__(None, None, None)
     assert flight.terminal is not None
-    assert line.told[-1] == Orders(serving=[1], spare=[1])
+    assert line.told[-1] == Orders(serving=[1], idle=[1])
 
 
 def test_what_one_model_began_no_other_finishes() -> None:

@@ -9,7 +9,7 @@ from tests.broker.asgi import run
 from tests.broker.house import CHAT, House
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/nothing", "/v1/%00", "/v1/status/"])
+@pytest.mark.parametrize("path", ["/page", "/v1", "/v1/chat", "/nothing", "/v1/%00", "/v1/status/"])
 def test_an_address_without_anything_is_an_error_object(path: str, house: House) -> None:
     async def talk() -> None:
         answer = await house.get(path).end()

@@ -11,12 +11,13 @@ from broker.dialects.messages import errors as anthropic
 from broker.dialects.operations import OPERATIONS
 from broker.http import auth
 from broker.http.errors import ENVELOPES
+from broker.page import page
 from protocol.errors import Code, RequestError
 from tests.broker.asgi import run
 from tests.broker.house import House
 
-UNTOLD = {("GET", "/")}
-"""What is routed to be refused."""
+UNTOLD = {("GET", "/")} | {(method, path) for path in page.PATHS - {"/"} for method in ("GET", "HEAD")}
+"""The page, which is for people; that somebody is there, `HEAD /` tells programs too."""
 
 
 def routed() -> set[tuple[str, str]]:

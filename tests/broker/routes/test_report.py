@@ -141,6 +141,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
     assert worker == {
         "model": "org/model",
         "state": "ready",
+        "start_s": {},
         "incarnation": "w",
         "pid": 1,
         "connected_s": 2.5,

@@ -100,7 +100,7 @@ def test_many_requests_are_counted_beyond_those_shown() -> None:
     line.serving("w", rows=100)
     for number in range(table.REQUESTS_SHOWN_MAX + 5):
         line.board(request(f"r{number}"))
-    assert "and 5 more" in shown(status(line))
+    assert "5 more" in shown(status(line))
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e9)), max_size=60))
@@ -130,3 +130,17 @@ def test_each_value_has_a_bar_and_the_largest_the_highest(values: list[float | N
 )
 def test_numbers_are_as_long_as_they_must_be(told: str, expected: str) -> None:
     assert told == expected
+
+
+def test_a_narrow_screen_shows_every_number_of_every_request() -> None:
+    line = Line()
+    line.serving("w")
+    id = "chatcmpl-0a3f77d1674bdd8401b5b6520b"
+    line.board(request(id))
+    line.say("w", accepted("w", id), reused("w", id, 2, "disk"), events("w", id, "x"))
+    line.clock.now += 12.5
+    line.say("w", events("w", id, *"yz" * 60, first=1))
+    text = shown(status(line), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    [row] = [row for row in text.splitlines() if row.startswith(f"…{id[-8:]}")]
+    assert " ".join(row.split()[1:]) == "decode 3 in 121 9.6 0 ms 12.5 s 67% disk"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.serving.commandlines import worker_flags
-from deploy.serving.models import memory_budget, read
+from deploy.serving.models import SPARE_BYTES, beside_spare, memory_budget, read
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.models import ServedModel, Setting
 from protocol import settings
@@ -148,3 +148,14 @@ def test_residents_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert memory_budget(2000, models) == 2000
     with pytest.raises(SettingsError, match="the resident models take 2000 bytes"):
         memory_budget(1999, models)
+
+
+def test_a_spare_leaves_room_for_the_residents_and_one_more_with_its_process(tmp_path: Path) -> None:
+    models = [
+        ServedModel(name="a", model=weights(tmp_path / "a", 1000), resident=True),
+        ServedModel(name="b", model=weights(tmp_path / "b", 100)),
+        ServedModel(name="c", model=weights(tmp_path / "c", 200)),
+    ]
+    least = 2 * SPARE_BYTES + 1200
+    assert beside_spare(least, models) == least - SPARE_BYTES
+    assert beside_spare(least - 1, models) is None

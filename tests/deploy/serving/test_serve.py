@@ -11,6 +11,7 @@ import pytest
 from broker.config import GatewaySettings
 from deploy.serving import serve
 from deploy.serving.commandlines import GATEWAY_FLAGS, WORKER_FLAGS, python_module
+from deploy.serving.models import SPARE_BYTES
 from deploy.serving.settings import ServeSettings
 from protocol import settings
 from protocol.settings import SettingsError
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 
-SWITCHES = ("insecure_no_keys", "keep_awake", "keyless_metrics", "log_prompts", "text_only")
+SWITCHES = ("insecure_no_keys", "inspect", "keep_awake", "keyless_metrics", "log_prompts", "text_only")
 
 
 def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
@@ -114,12 +115,23 @@ def test_several_models_have_a_worker_each_that_is_told_its_name_and_the_budget(
         "--unload-after=60",
     ]
     told = flags([*argv, "--endpoint=ipc:///run/x.sock"])
-    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", f"--memory-budget={2**33}"]
+    budget = f"--memory-budget={2**33 - SPARE_BYTES}"
+    common, rest = "--endpoint=ipc:///run/x.sock", ["--max-running=4", budget]
     assert told == {
         "gateway": [common, "--unload-after=60.0"],
         "worker[org/a]": [common, "--model=org/a", "--served-name=org/a", *rest],
         "worker[b]": [common, "--model=org/c", "--served-name=b", *rest],
     }
+
+
+def test_a_budget_without_room_for_the_spare_has_none_and_keeps_its_bytes() -> None:
+    given, _ = serve.read(["--memory-budget=200MB"], {})
+    assert (given.memory_budget, given.spare) == (200_000_000, 0)
+
+
+def test_without_a_spare_the_whole_budget_is_the_models() -> None:
+    given, _ = serve.read(["--memory-budget=1GiB", "--spare=0"], {})
+    assert (given.memory_budget, given.spare) == (2**30, 0)
 
 
 def test_a_table_gives_a_model_its_name_and_its_worker_settings_of_its_own(tmp_path: Path) -> None:
@@ -135,14 +147,15 @@ resident = true
 """
     file = config(tmp_path, text)
     given, children = serve.read(["--config", file, "--memory-budget=1GiB"], {})
-    assert given.memory_budget == 2**30
+    assert (given.memory_budget, given.spare) == (2**30 - SPARE_BYTES, 1)
     _, small, pocket = children
     assert small.model is not None
     assert pocket.model is not None
     assert (small.model.aliases, small.model.resident) == (("gpt-4o-mini",), False)
     assert pocket.model.resident
     # The last of two flags counts.
-    assert small.argv[-3:] == ["--max-running=4", f"--memory-budget={2**30}", "--max-running=8"]
+    assert small.argv[-3:] == ["--max-running=4", f"--memory-budget={2**30 - SPARE_BYTES}", "--max-running=8"]
+
     # Said outright, so that no variable and no [worker] table makes it another model.
     assert "--model=" in pocket.argv
 

@@ -12,12 +12,12 @@ from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
+    Idle,
     Kill,
     ReloadAsked,
     Reloaded,
     Report,
     Serving,
-    Spare,
     Start,
     StopAsked,
     Terminate,
@@ -153,8 +153,8 @@ def test_the_old_one_is_leaving_until_it_has_nothing_to_do() -> None:
     assert deeds(children.handle(Serving("a-2"), 2.0)) == []
     assert children.leaving() == {"a"}
     assert children.stage("a") == "running"
-    assert deeds(children.handle(Spare("a-2"), 3.0)) == []
-    assert deeds(children.handle(Spare("a"), 4.0)) == [Terminate("a")]
+    assert deeds(children.handle(Idle("a-2"), 3.0)) == []
+    assert deeds(children.handle(Idle("a"), 4.0)) == [Terminate("a")]
     assert children.leaving() == set()
     assert deeds(children.handle(Died("a", 1, 0), 5.0)) == [Reloaded(True, "a-2 has taken over from a")]
 
@@ -175,13 +175,13 @@ def test_without_room_the_old_one_ends_its_requests_first() -> None:
     children = running(SWAP_AFTER)
     assert children.leaving() == {"a"}
     assert deeds(children.handle(Serving("a"), 2.0)) == []
-    assert deeds(children.handle(Spare("a"), 3.0)) == [Terminate("a")]
+    assert deeds(children.handle(Idle("a"), 3.0)) == [Terminate("a")]
     assert deeds(children.handle(Died("a", 1, 0), 4.0)) == [Start("a")]
     assert deeds(children.handle(Serving("a"), 5.0)) == [Reloaded(True, "a ended, and runs anew")]
 
 
 def test_a_successor_that_fails_without_room_gives_its_place_back() -> None:
-    children = running(SWAP_AFTER, Spare("a"), Died("a", 1, 0))
+    children = running(SWAP_AFTER, Idle("a"), Died("a", 1, 0))
     failed, start = deeds(children.handle(Died("a", 2, 78), 5.0))
     assert isinstance(failed, Reloaded)
     assert not failed.done
@@ -196,7 +196,7 @@ def test_one_that_does_not_get_ready_in_time_gives_its_place_back_even_where_the
         now=0.0,
         ready_timeout_s=READY_S,
     )
-    for event in (None, SWAP_AFTER, Spare("a"), Died("a", 1, 0)):
+    for event in (None, SWAP_AFTER, Idle("a"), Died("a", 1, 0)):
         children.handle(event, 1.0)
     failed, end = deeds(children.handle(None, 1.0 + READY_S))
     assert isinstance(failed, Reloaded)
@@ -258,8 +258,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.feed(None)
 
     @precondition(lambda self: self.alive - {"gateway"})
-    @rule(data=st.data(), kind=st.sampled_from([Serving, Spare]))
-    def one_serves_or_is_spare(self, data: st.DataObject, kind: type[Serving] | type[Spare]) -> None:
+    @rule(data=st.data(), kind=st.sampled_from([Serving, Idle]))
+    def one_serves_or_is_idle(self, data: st.DataObject, kind: type[Serving] | type[Idle]) -> None:
         self.feed(kind(data.draw(st.sampled_from(sorted(self.alive - {"gateway"})))))
 
     @rule(child=st.sampled_from(["a", "b"]), beside=st.booleans(), swap=st.booleans())

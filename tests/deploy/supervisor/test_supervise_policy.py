@@ -52,9 +52,10 @@ def test_the_delay_doubles_up_to_its_bound() -> None:
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
 
 
-def test_the_delay_starts_over_after_a_long_life() -> None:
+def test_after_a_good_life_it_starts_at_once_and_the_delay_starts_over() -> None:
     policy = RestartPolicy(LIMITS)
-    assert [policy.died("worker", lived_s, 0.0) for lived_s in (1.0, 1.0, 60.0, 59.9)] == [0.2, 0.4, 0.2, 0.4]
+    delays = [policy.died("worker", lived_s, 0.0) for lived_s in (1.0, 1.0, 5.0, 5.0, 4.9, 0.0)]
+    assert delays == [0.2, 0.4, 0.0, 0.0, 0.2, 0.4]
 
 
 def test_each_child_has_its_own_delay() -> None:
@@ -84,7 +85,10 @@ def test_it_gives_up_exactly_when_more_than_so_many_died_within_the_window(
         delay_s = policy.died("worker", lived_s, now)
         within = sum(1 for death in deaths if now - death <= limits.window_s)
         assert (delay_s is None) == (within > deaths_max)
-        assert delay_s is None or limits.delay_s <= delay_s <= limits.delay_s_max
+        if delay_s is not None and lived_s < limits.stable_s:
+            assert limits.delay_s <= delay_s <= limits.delay_s_max
+        else:
+            assert not delay_s
 
 
 def test_children_start_in_order_and_at_once() -> None:
@@ -118,9 +122,9 @@ def test_an_end_that_was_asked_for_is_not_counted() -> None:
 
 def test_a_death_is_one_line_that_says_who_how_and_what_now() -> None:
     children = running()
-    (line,) = children.handle(Died("worker", 123, -11), 12.34)
+    (line,) = children.handle(Died("worker", 123, -11), 4.34)
     assert line == Report(
-        "worker (pid 123) was ended by SIGSEGV after 12.3 s; starts again in 0.2 s", logging.WARNING
+        "worker (pid 123) was ended by SIGSEGV after 4.3 s; starts again in 0.2 s", logging.WARNING
     )
     children.handle(None, 13.0)
     died = Died("worker", 124, 3, "RuntimeError", "at step 7 with 1 request aboard: a (decode, 3)")
@@ -139,10 +143,10 @@ def test_a_signal_without_a_name_is_reported_by_number() -> None:
 
 def test_only_the_one_that_died_is_started_again_and_not_before_its_time() -> None:
     children = running()
-    children.handle(Died("worker", 1, 1), 5.0)
-    assert children.wake_at() == pytest.approx(5.2)
-    assert children.handle(None, 5.1) == []
-    assert children.handle(None, 5.2) == [Start("worker")]
+    children.handle(Died("worker", 1, 1), 4.0)
+    assert children.wake_at() == pytest.approx(4.2)
+    assert children.handle(None, 4.1) == []
+    assert children.handle(None, 4.2) == [Start("worker")]
     assert children.wake_at() is None
 
 

@@ -65,10 +65,18 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def installed(tmp_path: Path, environ: dict[str, str]) -> Iterator[Installed]:
+    """Its worker is the job itself."""
+    with installing(tmp_path, environ, "--spare=0") as system:
+        yield system
+
+
+@contextlib.contextmanager
+def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator[Installed]:
+    """Ready; gone afterwards."""
     port = free_port()
     agents, home = Agents(), tmp_path / "home"
     manager = Launchd(home, environ, os.getuid(), agents)
-    jobs = scripted(read_jobs(["--port", str(port)], environ))
+    jobs = scripted(read_jobs(["--port", str(port), *flags], environ))
     with contextlib.closing(agents), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
         service.install(manager, jobs)
         system = Installed(home, manager, agents, jobs, http)
@@ -86,6 +94,21 @@ def test_a_worker_that_is_killed_comes_back_and_the_gateway_stays(installed: Ins
     )
     assert installed.agent("gateway").pid == gateway
     assert installed.agent("worker").starts == 2
+
+
+def test_a_worker_with_a_spare_comes_back_within_its_job(tmp_path: Path, environ: dict[str, str]) -> None:
+    with installing(tmp_path, environ) as system:
+        agent, worker = system.agent("worker"), system.worker_pid()
+        assert agent.pid is not None
+        assert worker is not None
+        assert psutil.Process(worker).ppid() == agent.pid
+        eventually(lambda: "spare is there" in system.logs(), within_s=START_S_MAX, what="the spare")
+        os.kill(worker, signal.SIGKILL)
+        eventually(
+            lambda: system.worker_pid() not in (None, worker), within_s=START_S_MAX, what="a new worker"
+        )
+        assert "which was the spare" in system.logs()
+        assert agent.starts == 1
 
 
 def test_a_gateway_that_is_killed_comes_back_refuses_nobody_and_finds_its_worker(
@@ -160,7 +183,7 @@ def test_removed_it_leaves_no_process_no_socket_and_no_file(installed: Installed
 def test_one_that_is_set_up_wrongly_is_not_started_for_ever(tmp_path: Path, environ: dict[str, str]) -> None:
     agents = Agents(throttle_s=0.0)
     manager = Launchd(tmp_path, environ, os.getuid(), agents)
-    jobs = read_jobs(["--port", str(free_port()), "--deaths-max", "2"], environ)
+    jobs = read_jobs(["--port", str(free_port()), "--deaths-max=2", "--spare=0"], environ)
     broken = [replace(job, argv=[*job.argv, "--no-such-flag"]) for job in jobs if job.name == "worker"]
     with contextlib.closing(agents):
         service.install(manager, broken)

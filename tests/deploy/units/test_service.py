@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
+from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.units import jobs, service
 from deploy.units.jobs import Job
 from deploy.units.launchd import Launchd
@@ -129,11 +130,25 @@ def test_a_worker_is_a_job_of_its_own_that_goes_where_the_gateway_is(
     worker = plists(tmp_path, ["--port=8123", "--model=some/model"], environ)["mlx-roundhouse.worker"]
     assert "Sockets" not in worker
     program = worker["ProgramArguments"]
-    assert program[program.index("worker") + 1 :] == [
-        f"--endpoint=ipc://{tmp_path}/run/roundhouse/8123.sock",
+    keeping = program[program.index("deploy.units.kept") + 1 :]
+    told = [f"--endpoint=ipc://{tmp_path}/run/roundhouse/8123.sock", "--model=some/model"]
+    assert keeping[: keeping.index("--")] == [
+        "--port=8123",
+        "--name=some/model",
         "--model=some/model",
+        "--stop-timeout=25.0",
+        "--ready-timeout=600.0",
+        "--deaths-max=10",
+        "--restart-delay-max=10.0",
+        "--log-format=text",
+        "--log-level=info",
     ]
+    assert keeping[keeping.index("worker") + 1 :] == told
     assert not any(word.startswith("--socket") for word in program)
+    alone = plists(tmp_path, ["--port=8123", "--model=some/model", "--spare=0"], environ)
+    program = alone["mlx-roundhouse.worker"]["ProgramArguments"]
+    assert "deploy.units.kept" not in program
+    assert program[program.index("worker") + 1 :] == told
 
 
 def test_an_endpoint_that_was_chosen_is_told_to_both(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -179,7 +194,7 @@ def test_the_units_say_what_systemd_is_to_do(tmp_path: Path, environ: dict[str, 
             "RestartSec": "0.5",
             "RestartPreventExitStatus": "78",
             "KillMode": "mixed",
-            "TimeoutStopSec": "17.5",
+            "TimeoutStopSec": "17.5" if name == GATEWAY else "22.5",
             "LimitNOFILE": "8192:65536",
             "UMask": "0077",
         }
@@ -324,10 +339,14 @@ def test_who_has_longer_to_end_requests_is_killed_later(
     if way == "variable":
         environ |= {"ROUNDHOUSE_DRAIN_TIMEOUT": "600"}
     timeouts_s = {job.name: job.stop_timeout_s for job in jobs.read(flags, environ)}
-    assert timeouts_s == {"gateway": 7 + gateway_s, "worker": 7 + worker_s}
+    # Who keeps the worker and its spare is given what SIGKILL may take, on top.
+    kept_s = 7 + worker_s + KILL_WAIT_S_MAX
+    assert timeouts_s == {"gateway": 7 + gateway_s, "worker": kept_s}
     agents = plists(tmp_path, flags, environ)
-    assert agents["mlx-roundhouse.worker"]["ExitTimeOut"] == 7 + worker_s
-    assert parse(units(tmp_path, flags, environ)[WORKER])["Service"]["TimeoutStopSec"] == [f"{7 + worker_s}"]
+    assert agents["mlx-roundhouse.worker"]["ExitTimeOut"] == kept_s
+    assert parse(units(tmp_path, flags, environ)[WORKER])["Service"]["TimeoutStopSec"] == [f"{kept_s:g}"]
+    without = {job.name: job.stop_timeout_s for job in jobs.read([*flags, "--spare=0"], environ)}
+    assert without == {"gateway": 7 + gateway_s, "worker": 7 + worker_s}
 
 
 def test_whoever_stops_a_worker_that_drains_for_long_waits_as_long(

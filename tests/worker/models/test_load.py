@@ -19,8 +19,10 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract import Draw, NoRoomError
-from worker.models import load, memory
+from worker.contract import Draw, Model, NoRoomError
+from worker.engine.caches import trial
+from worker.laps import Laps
+from worker.models import load, memory, vision
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.models.load import ModelLoader
 from worker.models.memory import Memory
@@ -47,7 +49,7 @@ def test_a_folder_is_loaded_warmed_up_and_described(name: str, caplog: pytest.Lo
     assert reports[-1] == (reports[-1][1], reports[-1][1])
     pattern = (
         rf"loaded {name}: text model, \w+, \d+\.\dK parameters, \d\.\d MB, [\d.]+ GB left for caches, "
-        r"context \d+, in [\d.]+ s"
+        r"context \d+"
     )
     assert any(re.fullmatch(pattern, line) for line in caplog.messages)
 
@@ -60,6 +62,31 @@ def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
     model.engine.start("row", [5], 1, Draw())
     assert model.engine.step().tokens == {}
     assert 0 <= model.engine.step().tokens["row"] < 2048
+
+
+def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laps = Laps()
+    first = ModelLoader(None, trials=tmp_path, laps=laps).load(nothing)
+    assert list(laps.seconds) == [
+        "start",
+        "imports",
+        "eyes",
+        "weights",
+        "trial",
+        "tokenizer",
+        "warm-up",
+        "fingerprint",
+    ]
+    assert isinstance(first, Model)
+    monkeypatch.setattr(trial, "find_abilities", None)  # nobody may call them
+    monkeypatch.setattr(vision, "try_eyes", None)
+    second = ModelLoader(None, trials=tmp_path).load(nothing)
+    assert isinstance(second, Model)
+    assert second.facts.batched
+    assert second.facts.capabilities.images
+    assert second.engine.shape == first.engine.shape is not None
 
 
 def test_the_log_says_what_a_model_cannot_do_and_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,16 +9,22 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from PIL import Image
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Tokenizing
 from tests.models.eyes import EYES
+from tests.models.fixtures import model_folder
 from tests.worker.eyes import POCKET, Question, draw_image, draw_question, encoded, inputs_of, upstream
+from tests.worker.folders import nothing
 from tests.worker.sights import loaded, prepared, preparer, request
 from worker.contract import Prepared
 from worker.engine.sight import array_of
+from worker.models import eyes
+from worker.models.load import ModelLoader
+from worker.models.processor import Processed, Processor
 from worker.pictures import MEDIA_KEYS
 
 NAMES = (*EYES, POCKET)
@@ -149,6 +155,60 @@ def test_a_conversation_that_goes_on_has_a_boundary_behind_its_images(name: str)
     boundary = request.boundaries[-1]
     assert boundary >= request.pictures[-1].end
     assert later.tokens[:boundary] == request.tokens[:boundary]
+
+
+def test_what_stands_before_a_question_ends_where_it_does_before_one_of_text() -> None:
+    name, image = "qwen3_5-eyes", draw_image(random.Random(1))
+    system = {"role": "system", "content": "say what there is to see, and in a few words only " * 2}
+    seen = prepared(name, "a", Question((system, *asking("\nx of it", None).messages), (image,)))
+    read = prepared(name, "b", Question((system, {"role": "user", "content": "\nx of it"}), ()))
+    assert seen.boundaries[0] == read.boundaries[0] > 16
+    assert seen.boundaries[0] < seen.pictures[0].first
+
+
+def test_a_model_of_text_names_what_it_cannot_see() -> None:
+    question = asking("see", None, images=[draw_image(random.Random(1))])
+    with pytest.raises(RequestError) as caught:
+        ModelLoader(str(model_folder("dense"))).load(nothing).open_preparer(4096).prepare(
+            request("a", question), question.images
+        )
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, "image 0")
+
+
+def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparer("llava-eyes")  # which is tried on sight as it is loaded
+    calls: list[int] = []
+    see = Processor.see
+
+    def counted(self: Processor, text: str, images: Sequence[Image.Image]) -> Processed:
+        calls.append(len(images))
+        return see(self, text, images)
+
+    monkeypatch.setattr(Processor, "see", counted)
+    rng = random.Random(random.random())
+    files = [draw_image(rng, (64, 64)) for _ in range(4)]
+    one = prepared("llava-eyes", "a", asking("see", None, images=files[:1]))
+    again = prepared("llava-eyes", "b", asking("see", None, "and", None, images=[files[0]] * 2))
+    assert calls == [1]
+    assert [picture.digest for picture in again.pictures] == [one.pictures[0].digest] * 2
+    held = sum(memoryview(blob.data).nbytes for blob in one.pictures[0].inputs.values())
+    monkeypatch.setattr(eyes, "PROCESSED_BYTES_MAX", 2 * held + held // 2)
+    for file in files:
+        prepared("llava-eyes", "c", asking("see", None, images=[file]))
+    prepared("llava-eyes", "d", asking("see", None, None, images=files[2:]))
+    assert len(calls) == 4
+    prepared("llava-eyes", "e", asking("see", None, images=[files[0]]))
+    assert len(calls) == 5
+
+
+def test_one_image_at_two_sizes_is_two() -> None:
+    question = asking("see", None, images=[draw_image(random.Random(1), (200, 200))])
+    large = request("a", question)
+    small = msgspec.structs.replace(
+        large, media=[msgspec.structs.replace(large.media[0], pixels_max=40 * 40)]
+    )
+    first, second = (preparer(POCKET).prepare(each, question.images).pictures[0] for each in (large, small))
+    assert first.digest != second.digest
 
 
 def test_what_is_counted_is_what_is_run() -> None:

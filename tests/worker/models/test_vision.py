@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +18,8 @@ from mlx.utils import tree_flatten
 from tests.models.eyes import EYES
 from tests.models.fixtures import model_folder
 from tests.models.test_pocket_eyes import COLOURS, SHAPES, drawn, plain
-from tests.worker.eyes import POCKET, Question, encoded, upstream
+from tests.worker import sights
+from tests.worker.eyes import POCKET, Question, answer, draw_question, encoded, upstream
 from tests.worker.folders import failure, nothing
 from tests.worker.sights import loaded, prepared
 from worker.contract import Draw, Model
@@ -86,9 +88,46 @@ def test_without_a_word_on_how_images_are_prepared_its_text_is_served(
     assert "preprocessor_config.json" in line
 
 
-def test_where_mlx_lm_has_no_text_of_it_either_the_load_fails(tmp_path: Path) -> None:
+def test_of_a_family_that_only_mlx_vlm_knows_the_text_is_its(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = copied(tmp_path, "idefics3-eyes", ["preprocessor_config.json", "processor_config.json"])
-    assert "preprocessor_config.json" in failure(folder)
+    model = ModelLoader(str(folder)).load(nothing)
+    assert isinstance(model, Model)
+    assert not model.facts.capabilities.images
+    assert any("its images are not served" in line for line in caplog.messages)
+    question = draw_question(random.Random(1), 0)
+    request = model.open_preparer(4096).prepare(sights.request("a", question), ())
+    model.engine.prefill({"a": request.tokens[:-1]})
+    model.engine.start("a", request.tokens, len(request.tokens), Draw())
+    said: list[int] = []
+    while len(said) < 8:
+        said += model.engine.step().tokens.values()
+    assert said == answer("idefics3-eyes", question, 8)
+
+
+def test_a_conversion_that_left_the_eyes_out_serves_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As mlx-lm's own: config.json still tells of a vision tower."""
+    folder = copied(tmp_path, "qwen3_5-eyes")
+    file = folder / "model.safetensors"
+    weights: Any = mx.load(str(file))
+    kept = {name: array for name, array in weights.items() if not name.startswith("vision_tower.")}
+    mx.eval(kept)
+    file.unlink()
+    mx.save_safetensors(str(file), kept, metadata={"format": "mlx"})
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("only text: its weights leave out what sees" in line for line in caplog.messages)
+
+
+def test_what_neither_can_load_fails_in_a_sentence(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "idefics3-eyes")
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "mlx-vlm cannot build the architecture 'idefics3'" in failure(folder)
 
 
 def test_a_template_without_a_place_for_images_leaves_the_text(
@@ -136,6 +175,17 @@ def test_where_an_images_parts_see_each_other_upstream_is_believed(
     model = ModelLoader(str(folder)).load(nothing)
     assert not model.facts.capabilities.images
     assert any("cannot be run in parts" in line for line in caplog.messages)
+
+
+def test_what_is_stored_of_images_is_not_taken_for_those_prepared_otherwise(tmp_path: Path) -> None:
+    name, folder = "gemma3-eyes", copied(tmp_path, "gemma3-eyes")
+    same = ModelLoader(str(folder), served_name=name).load(nothing).facts
+    assert same.fingerprint == loaded(name).facts.fingerprint
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.4, 0.4, 0.4]}))
+    other = ModelLoader(str(folder), served_name=name).load(nothing).facts
+    assert other.fingerprint != same.fingerprint
+    assert other.identity == same.identity
 
 
 def test_its_weights_are_in_memory_once() -> None:

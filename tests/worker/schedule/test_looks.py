@@ -266,6 +266,31 @@ def test_another_question_about_an_image_runs_what_differs() -> None:
     assert (status(house).encoded, status(house).hits) == (1, 0)
 
 
+@pytest.mark.parametrize("has_states", [False, True])
+def test_another_short_question_about_the_same_images_runs_nothing_of_them(has_states: bool) -> None:
+    house = storing(Shape(has_states=has_states))
+    images: list[Image] = [("cat", 5, 30), ("dog", 40, 20)]
+    for number, id in enumerate(("first", "second")):
+        tail = range(1000 * (1 + number), 1000 * (1 + number) + 30)
+        house.submit(id, 5, tokens=(*range(1, 61), *tail), images=images)
+        house.run()
+    assert reused(house, "second").reuse.tokens == 60
+    assert house.engine.sizes[-1] == 29
+    assert house.engine.looks == [CAT, DOG]
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+def test_the_smallest_image_is_reused_with_what_stands_before_it(has_states: bool) -> None:
+    house = storing(Shape(has_states=has_states))
+    for number, id in enumerate(("first", "second")):
+        tail = range(1000 * (1 + number), 1000 * (1 + number) + 12)
+        house.submit(id, 5, tokens=(*range(1, 10), *tail), images=[("cat", 3, 6)])
+        house.run()
+        forget_images(house)
+    assert reused(house, "second").reuse.tokens == 9
+    assert house.engine.looks == [CAT]
+
+
 def test_an_image_in_another_place_is_not_encoded_again() -> None:
     house = House(prefill_tokens=64)
     house.submit("first", 5, prompt=40, images=[("cat", 4, 8)])

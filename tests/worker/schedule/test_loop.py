@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.messages import Events, Failed, Finished, Generate, Message
-from protocol.parts import Sampling
+from protocol.parts import Resources, Sampling
 from tests.worker.engines import (
     END,
     INCARNATION,
@@ -137,6 +137,25 @@ def test_who_is_in_a_prefill_counts_as_running() -> None:
     house.submit("a", 5)
     house.run()
     assert set(counted) == {(1, 0)}
+
+
+def test_the_heartbeat_is_told_who_gave_way_and_what_the_model_takes_before_anybody_asks() -> None:
+    house = House(prefill_tokens=64, bytes_max=256)
+    house.loop.device_memory = lambda: Resources(device_bytes=7)
+    house.run()
+    assert house.loop.counters.device == Resources(device_bytes=7)
+    most = {"old": 0, "young": 0}
+
+    def look(kind: str, size: int) -> None:
+        house.now += 1.0
+        for row in house.loop.counters.rows:
+            most[row.id] = max(most[row.id], row.preemptions)
+
+    house.engine.takes = look
+    for id in most:
+        house.submit(id, *range(1, 120), prompt=30, max_tokens=110)
+    house.run()
+    assert most == {"old": 0, "young": 1}
 
 
 # --- one message a step ------------------------------------------------------------------------------

@@ -532,3 +532,53 @@ def test_rows_are_counted_by_phase() -> None:
     assert s.count(Phase.WAITING) == 2
     assert s.count(Phase.PREFILL, Phase.DECODE) == 2
     assert s.count(*Phase) == len(s) == 4
+
+
+# --- streams of a worker that has died -----------------------------------------------------------------
+
+
+class Slow:
+    """A scheduler whose steps take a millisecond for each token of prefill, which it knows: the target holds
+    one short prompt beside those who decode."""
+
+    def __init__(self) -> None:
+        self.s = scheduler(rows_max=16, prefill_tokens=512, inter_token_target_s=0.1)
+        self._now = 0.0
+        for _ in range(20):
+            add(self.s, "warming", 101)
+            self.run()
+            self.s.drop("warming")
+
+    def run(self) -> int:
+        """One step; how many prompts it has run, or parts of them."""
+        groups = self.s.plan().groups
+        for group in groups:
+            self.s.ran(group)
+            for chunk in group:
+                for row in (*chunk.copies, chunk.row) if chunk.last else ():
+                    self.s.started(row)
+        self._now += sum(len(chunk.tokens) for group in groups for chunk in group) / 1000
+        self.s.lap(self._now, decoded=False)
+        return sum(map(len, groups))
+
+
+@pytest.mark.parametrize(("interrupted", "least", "most"), [((7,), 4, 4), ((), 1, 2)])
+def test_those_that_are_resumed_catch_up_only_with_those_that_were_interrupted_too(
+    interrupted: tuple[int, ...], least: int, most: int
+) -> None:
+    slow = Slow()
+    add(slow.s, "first", 61, resume=interrupted)
+    slow.run()
+    assert phases(slow.s)["first"] is Phase.DECODE
+    for number in range(4):
+        add(slow.s, f"{number}", 61, resume=(7,))
+    assert least <= slow.run() <= most
+
+
+def test_a_long_one_that_is_resumed_keeps_to_the_target() -> None:
+    slow = Slow()
+    add(slow.s, "first", 61, resume=(7,))
+    slow.run()
+    add(slow.s, "long", 401, resume=(7,))
+    slow.run()
+    assert phases(slow.s)["long"] is Phase.PREFILL

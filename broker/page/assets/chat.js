@@ -1,0 +1,82 @@
+/**
+ * A conversation in the playground: turns, the request they make, and an answer that grows. Pure.
+ *
+ * A turn is `{role: "user", text, images}`, `{role: "assistant", ...answer}` or
+ * `{role: "tool", call, name, text}`. Images are data URLs.
+ */
+
+export const EMPTY = Object.freeze({
+  role: "assistant", id: "", text: "", thought: "", calls: [], finish: null, usage: null, problem: "",
+  askedAt: 0, firstAt: null, answerAt: null, endedAt: null,
+});
+
+/** The answer after a chunk of its stream, which came at `now` (in seconds). */
+export function grown(answer, chunk, now) {
+  if (chunk.error) return { ...answer, problem: chunk.error.message };
+  const { delta = {}, finish_reason: finish = null } = chunk.choices?.[0] ?? {};
+  const text = delta.content ?? "";
+  const thought = delta.reasoning_content ?? "";
+  const calls = delta.tool_calls ?? [];
+  const says = Boolean(text || thought || calls.length);
+  return {
+    ...answer,
+    id: chunk.id || answer.id,
+    text: answer.text + text,
+    thought: answer.thought + thought,
+    calls: calls.reduce(called, answer.calls),
+    finish: finish ?? answer.finish,
+    usage: chunk.usage ?? answer.usage,
+    firstAt: answer.firstAt ?? (says ? now : null),
+    answerAt: answer.answerAt ?? (text || calls.length ? now : null),
+  };
+}
+
+function called(calls, growth) {
+  const before = calls[growth.index] ?? { id: "", name: "", arguments: "" };
+  const after = {
+    id: growth.id || before.id,
+    name: growth.function?.name || before.name,
+    arguments: before.arguments + (growth.function?.arguments ?? ""),
+  };
+  return Object.assign([...calls], { [growth.index]: after });
+}
+
+/** The turns as the API takes them. An answer that broke off without a word is left out. */
+export function messages(turns, system) {
+  const told = turns.filter((turn) => turn.role !== "assistant" || turn.text || turn.calls.length).map(message);
+  return system ? [{ role: "system", content: system }, ...told] : told;
+}
+
+function message(turn) {
+  if (turn.role === "tool") return { role: "tool", tool_call_id: turn.call, content: turn.text };
+  if (turn.role === "user") return { role: "user", content: content(turn) };
+  const calls = turn.calls.map((call) => ({
+    id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
+  }));
+  return { role: "assistant", content: turn.text, ...(calls.length ? { tool_calls: calls } : {}) };
+}
+
+function content({ text, images }) {
+  if (!images.length) return text;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
+/** The calls of the last answer that have no reply yet. */
+export function unanswered(turns) {
+  const last = turns.findLastIndex((turn) => turn.role === "assistant");
+  const replied = new Set(turns.slice(last + 1).filter((turn) => turn.role === "tool").map((turn) => turn.call));
+  return last < 0 ? [] : turns[last].calls.filter((call) => !replied.has(call.id));
+}
+
+/** The turns before the last answer, to ask for another one. */
+export function before(turns) {
+  const last = turns.findLastIndex((turn) => turn.role === "assistant");
+  return last < 0 ? turns : turns.slice(0, last);
+}
+
+/** How much of a text may be read aloud: up to the end of the last whole sentence. */
+export function sayable(text) {
+  const ends = [...text.matchAll(/[.!?:;](?=\s)|[。！？]|\n/g)];
+  return ends.length ? ends.at(-1).index + 1 : 0;
+}

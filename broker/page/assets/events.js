@@ -1,0 +1,17 @@
+/** Server-sent events, from pieces of text that are cut anywhere. Pure. */
+
+/**
+ * What has become whole by `piece`, after `rest` of those before it.
+ * @returns {{events: {event: string, data: string}[], rest: string}}
+ */
+export function read(rest, piece) {
+  const blocks = (rest + piece).replaceAll("\r\n", "\n").split("\n\n");
+  const last = blocks.pop();
+  return { events: blocks.map(parsed).filter((event) => event.data), rest: last };
+}
+
+function parsed(block) {
+  const lines = block.split("\n").map((line) => line.match(/^(\w+): ?(.*)$/s)).filter(Boolean);
+  const values = (name) => lines.filter((line) => line[1] === name).map((line) => line[2]);
+  return { event: values("event").at(-1) ?? "message", data: values("data").join("\n") };
+}

@@ -1,0 +1,39 @@
+/** Puts the page together: what the server tells goes to the overview and to the playground. */
+
+import * as keys from "./keys.js";
+import * as looking from "./looking.js";
+import * as overview from "./overview.js";
+import * as playground from "./playground.js";
+import * as theme from "./theme.js";
+import { watch } from "./watch.js";
+
+function show(view) {
+  document.body.dataset.view = view;
+  for (const button of document.querySelectorAll("[data-show]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.show === view));
+  }
+}
+
+function views() {
+  for (const button of document.querySelectorAll("[data-show]")) {
+    button.addEventListener("click", () => { location.hash = button.dataset.show; });
+  }
+  const fromAddress = () => show(location.hash === "#playground" || location.hash === "#prompt" ? "playground" : "overview");
+  window.addEventListener("hashchange", fromAddress);
+  fromAddress();
+}
+
+let looks = false;
+
+function hear(status) {
+  overview.show(status);
+  playground.hear(status);
+  if (!looks) looking.start();
+  looks = true;
+}
+
+theme.start();
+overview.start();
+playground.start();
+views();
+keys.start(watch(hear, overview.silent));

@@ -1,0 +1,208 @@
+"""The page's files: how they are served, and what holds of them without a browser."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from broker.page.page import PATHS, files
+from tests.broker.asgi import run
+from tests.broker.house import House
+from tests.broker.page.scripts import ASSETS
+
+ROOT = ASSETS.parents[2]
+INDEX = (ASSETS / "index.html").read_text(encoding="utf-8")
+SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in ASSETS.glob("*.js")}
+STYLES = {path.name: path.read_text(encoding="utf-8") for path in ASSETS.glob("*.css")}
+
+
+class Markup(HTMLParser):
+    """Every element's name and attributes, in order, and the text that is read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+MARKUP = Markup(INDEX)
+IDS = [attributes["id"] for _, attributes in MARKUP.elements if "id" in attributes]
+
+
+# --- how it is served ---
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_the_page_needs_no_key_and_runs_nothing_from_elsewhere(path: str) -> None:
+    keyed = House(api_keys=("sesame",))
+
+    async def talk() -> None:
+        answer = await keyed.get(path).end()
+        assert answer.status == 200
+        assert answer.body == files()[path].content
+        policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+    run(talk())
+    keyed.close()
+
+
+def test_what_the_page_asks_for_needs_the_key() -> None:
+    keyed = House(api_keys=("sesame",))
+
+    async def talk() -> None:
+        for path in ("/v1/status", "/v1/status/stream", "/v1/models"):
+            assert (await keyed.get(path).end()).status == 401
+        assert (await keyed.get("/page/main.js/../../v1/status").end()).status == 401
+
+    run(talk())
+    keyed.close()
+
+
+def test_a_browser_that_has_a_file_is_not_sent_it_again(house: House) -> None:
+    async def talk() -> None:
+        first = await house.get("/page/view.js").end()
+        again = await house.get("/page/view.js", if_none_match=first.headers["etag"]).end()
+        assert (again.status, again.body) == (304, b"")
+        other = await house.get("/", if_none_match=first.headers["etag"]).end()
+        assert other.status == 200
+
+    run(talk())
+
+
+def test_types_are_those_that_browsers_insist_on(house: House) -> None:
+    async def talk() -> None:
+        for path, kind in (
+            ("/", "text/html"),
+            ("/page/main.js", "text/javascript"),
+            ("/page/frame.css", "text/css"),
+        ):
+            assert (await house.get(path).end()).headers["content-type"].startswith(kind)
+
+    run(talk())
+
+
+def test_the_files_are_in_the_wheel() -> None:
+    packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {f"broker/page/assets/{path.rpartition('/')[2] or 'index.html'}" for path in PATHS} <= packed
+
+
+# --- what it is made of ---
+
+
+def test_nothing_in_the_markup_runs_or_paints_by_itself() -> None:
+    for tag, attributes in MARKUP.elements:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], (
+            tag,
+            attributes,
+        )
+        assert tag != "style"
+        assert tag != "script" or attributes.get("src")
+
+
+def test_everything_it_names_is_here() -> None:
+    named = re.findall(r'(?:src|href)="([^"#]+)"', INDEX)
+    named += [f"/page/{name}" for text in SCRIPTS.values() for name in re.findall(r'from "\./([^"]+)"', text)]
+    assert len(named) > 20
+    assert set(named) <= PATHS
+
+
+def test_nothing_outside_is_named() -> None:
+    for name, text in {"index.html": INDEX, **SCRIPTS, **STYLES}.items():
+        assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, name
+        assert "@import" not in text
+
+
+def test_each_file_is_asked_for() -> None:
+    asked = set(re.findall(r'/page/([\w.]+)"', INDEX))
+    asked |= {name for text in SCRIPTS.values() for name in re.findall(r'from "\./([^"]+)"', text)}
+    assert asked == {path.removeprefix("/page/") for path in PATHS - {"/"}}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_text_becomes_markup_or_code(name: str) -> None:
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|javascript:"
+    assert not re.search(forbidden, SCRIPTS[name])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_has_the_shape_of_the_house(name: str) -> None:
+    text = SCRIPTS[name]
+    assert text.startswith("/**"), "a module says what it is"
+    assert text.count("\n") < 300
+    assert max(map(len, text.splitlines())) < 180
+    starts = [
+        number
+        for number, line in enumerate(text.splitlines())
+        if re.match(r"(export )?(async )?function", line)
+    ]
+    ends = [number for number, line in enumerate(text.splitlines()) if line == "}"]
+    for start in starts:
+        assert next(end for end in ends if end > start) - start < 40, text.splitlines()[start]
+
+
+def test_pure_modules_know_no_document_and_no_clock() -> None:
+    for name in ("charts", "chat", "events", "formats", "markdown", "pauses", "samples", "settings", "view"):
+        told = re.search(
+            r"\b(document|window|fetch|localStorage|sessionStorage|Date\.now|performance)\b[.(]",
+            SCRIPTS[f"{name}.js"],
+        )
+        assert not told, (name, told)
+
+
+def test_scripts_and_markup_mean_the_same_elements() -> None:
+    assert len(IDS) == len(set(IDS))
+    meant = {id for text in SCRIPTS.values() for id in re.findall(r'byId\("([\w-]+)"\)', text)}
+    meant |= {
+        f"{name}-template" for text in SCRIPTS.values() for name in re.findall(r'copy\("(\w+)"\)', text)
+    }
+    assert len(meant) > 20
+    assert meant <= set(IDS)
+
+
+# --- who reads it otherwise ---
+
+
+def test_every_control_has_a_name() -> None:
+    labelled = re.findall(r"<label\b.*?</label>", INDEX, re.DOTALL)
+    inside = [attributes for text in labelled for tag, attributes in Markup(text).elements]
+    for tag, attributes in MARKUP.elements:
+        if tag in ("input", "select", "textarea"):
+            assert "aria-label" in attributes or attributes in inside, attributes
+        if tag in ("dialog", "progress", "nav"):
+            assert "aria-label" in attributes or "aria-labelledby" in attributes, attributes
+    for _, attributes in MARKUP.elements:
+        for name in ("aria-labelledby", "aria-describedby"):
+            assert attributes.get(name) is None or attributes[name] in IDS
+
+
+def test_what_can_be_clicked_can_be_reached_by_keyboard() -> None:
+    clicked = {
+        id
+        for text in SCRIPTS.values()
+        for id in re.findall(r'byId\("([\w-]+)"\)\.addEventListener\("click"', text)
+    }
+    assert clicked
+    for tag, attributes in MARKUP.elements:
+        assert attributes.get("tabindex", "0") == "0"
+        assert attributes.get("id") not in clicked or tag == "button", attributes
+    assert ":focus-visible" in STYLES["frame.css"]
+    assert not re.search(r"outline:\s*(none|0)", "".join(STYLES.values()))
+
+
+def test_an_answer_is_read_aloud_from_a_region_of_its_own() -> None:
+    live = {
+        attributes.get("id")
+        for _, attributes in MARKUP.elements
+        if attributes.get("role") in ("log", "status", "alert")
+    }
+    assert live == {"spoken", "announced", "settings-problem"}

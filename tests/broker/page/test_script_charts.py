@@ -1,0 +1,163 @@
+"""`charts.js`, `samples.js` and `pauses.js`: the last minutes, drawn."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.broker.page.scripts import Call
+from tests.broker.page.status import NOW, document, event, worker
+
+TIME = {"now": NOW, "span": 60}
+COLUMNS = ["time", "tokens_per_s", "batch"]
+
+
+def history(*rows: list[float | None]) -> dict[str, Any]:
+    return {"every_s": 1.0, "columns": COLUMNS, "rows": list(rows)}
+
+
+def test_samples_are_joined_once_and_forgotten_after_five_minutes(call: Call) -> None:
+    first = call("samples.js", "joined", [], history([NOW, 5.0, None], [NOW + 1, 6.0, 2.0]))
+    assert first[0] == {"time": NOW, "tokens_per_s": 5.0, "batch": None}
+    # The second was there already; its time is told a little differently.
+    again = call("samples.js", "joined", first, history([NOW + 1.001, 6.0, 2.0], [NOW + 2, 7.0, None]))
+    assert [sample["tokens_per_s"] for sample in again] == [5.0, 6.0, 7.0]
+    many = call("samples.js", "joined", again, history(*([NOW + 3 + n, n, None] for n in range(400))))
+    assert len(many) == 300
+    assert call("samples.js", "joined", many, None) == many
+
+
+def test_the_latest_value_is_one_that_is_known(call: Call) -> None:
+    samples = [{"time": NOW, "batch": 3.0}, *({"time": NOW + n, "batch": None} for n in (1, 2))]
+    assert call("samples.js", "latest", samples, "batch") == 3.0
+    assert call("samples.js", "latest", samples, "batch", 2) is None
+    assert call("samples.js", "nearest", samples, NOW + 0.6) == 1
+    assert call("samples.js", "nearest", [], NOW) == -1
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "top"),
+    [
+        (0, 10, 0),
+        (7, 10, 10),
+        (0.03, 10, 0.05),
+        (100, 10, 100),
+        (2049, 1024, 5 * 1024),
+        (70 * 2**20, 1024, 100 * 2**20),
+    ],
+)
+def test_the_top_of_a_chart_is_a_round_number(call: Call, value: float, base: int, top: float) -> None:
+    assert call("charts.js", "ceiling", value, base) == pytest.approx(top)
+
+
+@given(value=st.floats(1e-6, 1e15))
+def test_the_top_is_never_below_the_value_nor_far_above(call: Call, value: float) -> None:
+    top = call("charts.js", "ceiling", value, 10)
+    assert value * 0.99999 <= top <= value * 2.5001
+
+
+@pytest.mark.parametrize(("age_s", "span_s"), [(0, 60), (61, 60), (100, 120), (290, 300), (1000, 300)])
+def test_a_chart_shows_as_many_minutes_as_are_known(call: Call, age_s: float, span_s: float) -> None:
+    samples = [{"time": NOW - age_s}, {"time": NOW}] if age_s else []
+    assert call("charts.js", "span", samples) == span_s
+
+
+def test_a_moment_has_its_place(call: Call) -> None:
+    assert [call("charts.js", "across", NOW - s, TIME) for s in (0, 30, 60)] == [300, 150, 0]
+
+
+def plotted(call: Call, place: int, samples: list[Any], pauses: list[Any]) -> Any:
+    return call("charts.js", "plot", place, samples, pauses, TIME)
+
+
+def sample(ago_s: float, **values: float | None) -> dict[str, Any]:
+    columns = ("tokens_per_s", "time_to_first_token_s", "batch", "running", "waiting", "cache_hit_rate")
+    columns = (*columns, "resident_bytes", "device_bytes", "cache_bytes")
+    return {"time": NOW - ago_s, **dict.fromkeys(columns), **values}
+
+
+def test_a_line_goes_through_its_values_and_ends_where_there_are_none(call: Call) -> None:
+    speeds = ((50, 0.0), (40, 100.0), (30, None), (20, 50.0))
+    drawn = plotted(call, 0, [sample(ago, tokens_per_s=speed) for ago, speed in speeds], [])
+    assert drawn["lines"] == ["M50.0 100.0L100.0 0.0M200.0 50.0h0.01"]
+    assert drawn["area"].startswith("M50.0 100L50.0 100.0L100.0 0.0V100Z")
+    assert drawn["top"] == "100"
+
+
+def test_what_does_not_come_each_second_is_drawn_as_dots(call: Call) -> None:
+    firsts = [sample(30, time_to_first_token_s=0.5), sample(20, time_to_first_token_s=1.0)]
+    drawn = plotted(call, 1, firsts, [])
+    assert (drawn["lines"], drawn["area"]) == (["M150.0 50.0h0.01M200.0 0.0h0.01"], "")
+    assert drawn["now"] == "1.0 s"
+
+
+def test_numbers_at_the_head_tell_both_kinds_of_requests(call: Call) -> None:
+    assert plotted(call, 3, [sample(1, running=4, waiting=0)], [])["now"] == "4"
+    drawn = plotted(call, 3, [sample(1, running=4, waiting=2)], [])
+    assert drawn["now"] == "4 + 2"
+    assert drawn["label"] == "Requests: running 4, waiting 2; at most 4 in 1 min"
+
+
+def test_a_chart_without_values_is_empty(call: Call) -> None:
+    for place in range(6):
+        drawn = plotted(call, place, [], [])
+        assert set(drawn["lines"]) == {""}
+        assert drawn["now"] == "–"
+
+
+def test_lines_stay_within_the_box(call: Call) -> None:
+    samples = [sample(ago, tokens_per_s=float(ago % 7)) for ago in range(300, 0, -1)]
+    numbers = [float(n) for n in re.findall(r"-?[\d.]+", plotted(call, 0, samples, [])["lines"][0])]
+    assert min(numbers) >= 0
+    assert max(numbers) <= 300
+
+
+# --- pauses ---
+
+
+def test_a_pause_is_from_the_loss_to_the_next_that_is_ready(call: Call) -> None:
+    told = [
+        event("connection lost", NOW - 2),
+        event("ready", NOW - 20),
+        event("connected", NOW - 21),
+        event("is stalled", NOW - 30),
+        event("ready", NOW - 90),
+    ]
+    found = call("pauses.js", "pauses", told)
+    assert [(pause["from"], pause["to"], pause["how"]) for pause in found] == [
+        (NOW - 30, NOW - 20, "is stalled"),
+        (NOW - 2, None, "connection lost"),
+    ]
+
+
+def test_two_losses_in_a_row_are_one_pause_and_models_have_their_own(call: Call) -> None:
+    told = [event("ready", NOW - 1, "b"), event("connection lost", NOW - 2), event("is silent", NOW - 3)]
+    told += [event("connection lost", NOW - 4, "b")]
+    found = call("pauses.js", "pauses", told)
+    assert [(pause["model"], pause["from"], pause["to"]) for pause in found] == [
+        ("b", NOW - 4, NOW - 1),
+        ("org/model", NOW - 3, None),
+    ]
+
+
+def test_a_model_is_in_a_pause_until_a_worker_serves(call: Call) -> None:
+    lost = [event("connection lost", NOW - 2)]
+    loading = document(events=lost, workers=[worker(state="loading")])
+    assert call("pauses.js", "pauseOf", loading, "org/model")["how"] == "connection lost"
+    assert call("pauses.js", "pauseOf", document(events=lost), "org/model") is None
+
+
+def test_a_pause_is_a_band_of_the_chart(call: Call) -> None:
+    def bands(start: float, stop: float | None) -> Any:
+        pause = {"model": "m", "from": NOW - start, "to": stop and NOW - stop, "how": ""}
+        return plotted(call, 0, [], [pause])["bands"]
+
+    assert bands(30, 15) == [{"x": 150, "width": 75}]
+    assert bands(30, None) == [{"x": 150, "width": 150}]
+    assert bands(90, 45) == [{"x": 0, "width": 75}]
+    assert bands(30, 29.99) == [{"x": 150, "width": 1}]
+    assert bands(120, 90) == []

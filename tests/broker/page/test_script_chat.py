@@ -1,0 +1,239 @@
+"""`events.js`, `chat.js` and `settings.js`: what the playground asks, and what it makes of the answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.dialects import chat_body
+from tests.broker.page.scripts import ASSETS, Call
+
+USER = {"role": "user", "text": "hello", "images": []}
+EMPTY = {"role": "assistant", "id": "", "text": "", "thought": "", "calls": [], "finish": None, "usage": None}
+EMPTY |= {"problem": "", "askedAt": 10.0, "firstAt": None, "answerAt": None, "endedAt": None}
+
+
+def answer(**told: Any) -> dict[str, Any]:
+    return EMPTY | told
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def grown(call: Call, *chunks: dict[str, Any]) -> Any:
+    grows: Any = answer()
+    for number, each in enumerate(chunks, 1):
+        grows = call("chat.js", "grown", grows, each, 10.0 + number)
+    return grows
+
+
+# --- events ---
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["message", "status"]), st.text("ab🚂 {:", min_size=1)), max_size=5
+)
+
+
+@settings(max_examples=40)
+@given(events=EVENTS, cuts=st.lists(st.integers(0, 200), max_size=6), ends=st.sampled_from(["\n", "\r\n"]))
+def test_events_are_read_however_they_were_cut(call: Call, events: Any, cuts: list[int], ends: str) -> None:
+    written = "".join(f"event: {name}\ndata: {data}\n\n: still here\n\n" for name, data in events)
+    written = written.replace("\n", ends)
+    places = sorted(
+        {0, len(written), *(cut for cut in cuts if cut < len(written) and written[cut - 1] != "\r")}
+    )
+    rest, found = "", []
+    for start, stop in itertools.pairwise(places):
+        told = call("events.js", "read", rest, written[start:stop])
+        rest = told["rest"]
+        found += [(event["event"], event["data"]) for event in told["events"]]
+    assert found == events
+    assert rest == ""
+
+
+def test_an_event_without_a_name_is_a_message(call: Call) -> None:
+    told = call("events.js", "read", "data: [DO", "NE]\n\ndata: half")
+    assert told == {"events": [{"event": "message", "data": "[DONE]"}], "rest": "data: half"}
+
+
+# --- an answer that grows ---
+
+
+def test_an_answer_grows_by_what_its_chunks_say(call: Call) -> None:
+    usage = {"completion_tokens": 3}
+    told = grown(
+        call,
+        chunk(role="assistant", content=""),
+        chunk(reasoning_content="Hm", reasoning="Hm"),
+        chunk(content="Hel"),
+        chunk(content="lo", finish="stop"),
+        {"id": "chatcmpl-1", "choices": [], "usage": usage},
+    )
+    assert (told["thought"], told["text"], told["finish"], told["usage"]) == ("Hm", "Hello", "stop", usage)
+    assert (told["id"], told["firstAt"], told["answerAt"]) == ("chatcmpl-1", 12.0, 13.0)
+
+
+def test_calls_are_put_together_each_by_its_place(call: Call) -> None:
+    def gain(index: int, text: str, **head: Any) -> dict[str, Any]:
+        name = {"name": head["name"]} if head else {}
+        return {
+            "index": index,
+            **({"id": head["id"]} if head else {}),
+            "function": {**name, "arguments": text},
+        }
+
+    told = grown(
+        call,
+        chunk(tool_calls=[gain(0, "", id="a", name="note")]),
+        chunk(tool_calls=[gain(0, '{"x":'), gain(1, "{}", id="b", name="other")]),
+        chunk(tool_calls=[gain(0, "1}")], finish="tool_calls"),
+    )
+    assert told["calls"] == [
+        {"id": "a", "name": "note", "arguments": '{"x":1}'},
+        {"id": "b", "name": "other", "arguments": "{}"},
+    ]
+
+
+def test_an_error_in_the_stream_keeps_what_was_said(call: Call) -> None:
+    told = grown(call, chunk(content="Hel"), {"error": {"message": "It broke.", "code": "engine_error"}})
+    assert (told["text"], told["problem"]) == ("Hel", "It broke.")
+
+
+# --- what is asked ---
+
+
+def test_turns_are_messages(call: Call) -> None:
+    calls = [{"id": "c1", "name": "note", "arguments": "{}"}]
+    turns = [
+        USER,
+        answer(text="Hm", calls=calls),
+        {"role": "tool", "call": "c1", "name": "note", "text": "done"},
+    ]
+    assert call("chat.js", "messages", turns, "Be brief.") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {
+            "role": "assistant",
+            "content": "Hm",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "note", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+
+
+def test_images_stand_before_the_text(call: Call) -> None:
+    url = "data:image/png;base64,AAAA"
+    [told] = call("chat.js", "messages", [USER | {"images": [url]}], "")
+    image = {"type": "image_url", "image_url": {"url": url}}
+    assert told["content"] == [image, {"type": "text", "text": "hello"}]
+    [told] = call("chat.js", "messages", [USER | {"images": [url], "text": ""}], "")
+    assert told["content"] == [image]
+
+
+def test_an_answer_that_never_was_is_not_said_again(call: Call) -> None:
+    turns = [USER, answer(problem="no"), USER]
+    assert [told["role"] for told in call("chat.js", "messages", turns, "")] == ["user", "user"]
+
+
+def test_another_answer_is_asked_for_what_came_before_the_last(call: Call) -> None:
+    turns = [USER, answer(text="a"), USER, answer(text="b")]
+    assert call("chat.js", "before", turns) == turns[:3]
+    assert call("chat.js", "before", [USER]) == [USER]
+
+
+def test_calls_wait_until_all_have_a_reply(call: Call) -> None:
+    calls = [{"id": id, "name": "note", "arguments": "{}"} for id in ("a", "b")]
+    turns = [USER, answer(calls=calls), {"role": "tool", "call": "b", "name": "note", "text": ""}]
+    assert [left["id"] for left in call("chat.js", "unanswered", turns)] == ["a"]
+    assert call("chat.js", "unanswered", [USER]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("", ""),
+        ("One two", ""),
+        ("One. Two", "One."),
+        ("3.14 is", ""),
+        ("はい。そう", "はい。"),
+        ("a\nb", "a\n"),
+    ],
+)
+def test_sentences_are_read_aloud_when_they_are_whole(call: Call, text: str, whole: str) -> None:
+    assert text[: call("chat.js", "sayable", text)] == whole
+
+
+# --- settings ---
+
+
+def test_fields_that_are_empty_ask_for_nothing(call: Call) -> None:
+    fields = {
+        "temperature": "",
+        "stop": "",
+        "thinking": "",
+        "form": "",
+        "tools": " ",
+        "tool_choice": "required",
+    }
+    assert call("settings.js", "parameters", fields) == {"parameters": {}, "problem": ""}
+    assert call("settings.js", "chosen", fields) == 1
+
+
+def test_fields_are_parameters_of_the_api(call: Call) -> None:
+    schema = {"type": "object"}
+    fields = {
+        "temperature": "0",
+        "max_tokens": "12",
+        "stop": "a\n\nb",
+        "thinking": "off",
+        "form": "json_schema",
+    }
+    fields |= {"schema": json.dumps(schema), "tools": '[{"name": "note"}]', "tool_choice": "required"}
+    told = call("settings.js", "parameters", fields)["parameters"]
+    assert told == {
+        "temperature": 0,
+        "max_tokens": 12,
+        "stop": ["a", "b"],
+        "enable_thinking": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+        "tools": [{"type": "function", "function": {"name": "note"}}],
+        "tool_choice": "required",
+    }
+    chat_body.read(json.dumps(told | {"messages": [{"role": "user", "content": "x"}]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "beginning"),
+    [
+        ({"tools": "[{"}, "The tools must be JSON: "),
+        ({"tools": "{}"}, "The tools must be a list."),
+        ({"form": "json_schema", "schema": ""}, "The schema must be JSON: "),
+        ({"temperature": "warm"}, "temperature is no number."),
+    ],
+)
+def test_what_cannot_be_asked_says_why(call: Call, fields: Any, beginning: str) -> None:
+    told = call("settings.js", "parameters", fields)
+    assert told["problem"].startswith(beginning)
+    assert told["parameters"] == {}
+
+
+def test_every_field_of_the_form_is_understood(call: Call) -> None:
+    text = (ASSETS / "index.html").read_text(encoding="utf-8")
+    form = text[text.index('id="settings-form"') : text.index("</form>")]
+    names = set(re.findall(r'name="(\w+)"', form))
+    values = dict.fromkeys(names, "1") | {
+        "form": "json_schema",
+        "schema": "{}",
+        "tools": "[{}]",
+        "thinking": "on",
+    }
+    asked = set(call("settings.js", "parameters", values)["parameters"])
+    told = {"form": "response_format", "thinking": "enable_thinking"}
+    assert {told.get(name, name) for name in names - {"schema", "system"}} == asked

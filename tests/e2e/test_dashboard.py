@@ -1,0 +1,309 @@
+"""The page at `/`, in a headless browser: it shows what goes on, and its playground talks through a death.
+
+Collected where there is a browser only (`tests/browser/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import chromium
+from tests.browser.chromium import Browser, Page
+from tests.system import System, chat_body, running_system
+
+KEY = "sesame"
+WIDTHS = (380, 768, 1440)
+DOT_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+"""One red pixel."""
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    with chromium.running() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, fake_system: System) -> Iterator[Page]:
+    """Open, with a model to choose."""
+    page = browser.open(fake_system.url)
+    page.wait("document.querySelector('#model').value === 'fake'", "there is a model")
+    yield page
+    assert page.complaints() == []
+    page.close()
+
+
+def ask(page: Page, text: str) -> None:
+    page.type("#prompt", text)
+    page.press("Enter")
+
+
+def wait_answered(page: Page) -> str:
+    """The text of the last answer, when it has ended."""
+    page.wait(
+        "document.querySelector('#stop').hidden && document.querySelector("
+        "'.turn:last-child[data-role=assistant]:not(.going)') !== null",
+        "an answer has ended",
+    )
+    return page.text(".turn:last-child .text").strip()
+
+
+def choose(page: Page, selector: str, value: str, event: str = "change") -> None:
+    """Set a control, as if by hand."""
+    told = f"e.value = {json.dumps(value)}; e.dispatchEvent(new Event('{event}', {{bubbles: true}}))"
+    page.run(f"(e => {{ {told} }})(document.querySelector({json.dumps(selector)}))")
+
+
+def settle(page: Page, name: str, value: str) -> None:
+    """Choose a setting of the playground."""
+    choose(page, f"[name={name}]", value, "input")
+
+
+def answer_of(system: System, text: str) -> str:
+    """The same, asked without a page."""
+    told = system.http.post("/v1/chat/completions", json=chat_body(text, model="fake")).json()
+    return str(told["choices"][0]["message"]["content"]).strip()
+
+
+# --- by the book ---
+
+
+def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
+    page: Page, fake_system: System
+) -> None:
+    prompt = "!tokens=120 !slow=25"
+    expected = answer_of(fake_system, prompt)
+    ask(page, prompt)
+    page.wait("document.querySelector('.turn:last-child .text')?.innerText.length > 40", "it answers")
+
+    fake_system.workers[0].kill()
+    page.wait("document.querySelector('#verdict').innerText.includes('Lost the worker of fake')", "the death")
+    assert page.text("#announced").startswith("Lost the worker of fake")
+    assert "connection lost" in page.text("#models .trouble")
+    assert "lost: connection lost" in page.text("#events")
+    page.wait("document.querySelector('#requests .phase')?.innerText === 'waits for a worker'", "the pause")
+    page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker is gone')")
+    page.wait("document.querySelector('.plot .pause')", "the pause in the charts")
+    told = page.text(".turn:last-child .text")
+    assert 40 < len(told) < len(expected)
+
+    fake_system.start_worker()
+    page.wait("document.querySelector('#verdict').innerText.includes('Serving 1 model')", "the return")
+    assert wait_answered(page) == expected
+    assert page.text(".turn:last-child .problem") == ""
+    page.wait("/fake ready.*after/s.test(document.querySelector('#events').innerText)", "how long it took")
+    page.wait("document.querySelector('#ends').innerText.includes('1 resume')", "what it went through")
+
+
+# --- the overview ---
+
+
+def test_the_overview_is_drawn_from_what_happens(page: Page) -> None:
+    ask(page, "!tokens=60 !slow=30")
+    page.wait("document.querySelectorAll('#requests li').length === 1", "the request in the air")
+    assert page.text("#requests-count") == "1"
+    assert "ready · pid" in page.text("#models")
+    page.wait("document.querySelector('.chart .line-1').getAttribute('d').includes('L')", "a line")
+    page.wait("parseFloat(document.querySelector('.chart .now').innerText) > 5", "tokens per second")
+    page.run("document.querySelector('.chart').focus()")
+    page.press("ArrowLeft")
+    assert page.run("document.querySelector('.chart .cursor').hidden") is False
+    assert page.run("/^\\d\\d:/.test(document.querySelector('.chart .title').innerText)")
+    wait_answered(page)
+    page.wait("document.querySelector('#ends').innerText.includes('fake · stop')", "its end")
+    page.wait("document.querySelector('#requests').innerText === ''")
+
+
+def test_a_failure_is_told_where_it_happened_and_in_the_overview(page: Page) -> None:
+    ask(page, "!fail=3")
+    wait_answered(page)
+    assert page.text(".turn:last-child .problem") != ""
+    page.wait("document.querySelector('#errors').innerText.includes('engine_error')")
+
+
+def test_a_gateway_that_is_gone_is_missed_and_found_again(browser: Browser, fake_system: System) -> None:
+    page = browser.open(fake_system.url)
+    page.wait("document.querySelector('#verdict').innerText.includes('Serving')")
+    fake_system.restart_gateway()
+    page.wait(
+        "document.querySelector('#about').innerText.includes('up') && "
+        "/Serving/.test(document.querySelector('#verdict').innerText)",
+        "it is found again",
+    )
+    page.close()
+
+
+# --- the playground ---
+
+
+def test_what_is_said_reads_as_the_api_tells_it(page: Page, fake_system: System) -> None:
+    ask(page, "!tokens=12 !think=5")
+    assert wait_answered(page) == answer_of(fake_system, "!tokens=12 !think=5")
+    assert page.run("document.querySelector('.turn:last-child .thought').open") is False
+    assert page.text(".turn:last-child .thought summary").startswith("Thought for")
+    assert "token" in page.text(".turn:last-child .foot")
+    assert page.text("#spoken").split() == page.text(".turn:last-child .text").split()
+
+
+def test_a_stop_keeps_what_was_said_and_frees_the_worker(page: Page) -> None:
+    ask(page, "!tokens=2000 !slow=30")
+    page.wait("document.querySelector('.turn:last-child .text')?.innerText.length > 20")
+    page.click("#stop")
+    assert len(wait_answered(page)) > 20
+    page.wait("document.querySelector('#ends').innerText.includes('client left')")
+    page.click(".turn:last-child .again")
+    page.wait("!document.querySelector('#stop').hidden", "it is asked again")
+    page.click("#fresh")
+    page.wait("document.querySelectorAll('.turn').length === 0 && document.querySelector('#stop').hidden")
+
+
+def test_calls_are_shown_and_replied_to(page: Page) -> None:
+    settle(page, "tools", '[{"name": "note", "parameters": {"type": "object"}}]')
+    ask(page, "!tokens=8 !call=1")
+    wait_answered(page)
+    page.wait("document.querySelector('.called')?.innerText === 'note'")
+    json.loads(page.text(".call pre"))
+    page.type(".call textarea", "noted")
+    page.click(".call button")
+    page.wait("document.querySelectorAll('.turn').length === 4", "the reply, and an answer to it")
+    assert page.text(".turn:nth-child(3) .speaker") == "Returned by note"
+    wait_answered(page)
+
+
+def test_settings_that_cannot_be_sent_are_not_sent(page: Page) -> None:
+    settle(page, "tools", "[{")
+    ask(page, "hello")
+    assert page.run("document.querySelector('#settings').open")
+    assert page.text("#settings-problem").startswith("The tools must be JSON")
+    assert page.run("document.querySelectorAll('.turn').length") == 0
+    assert page.run("document.querySelector('#prompt').value") == "hello"
+
+
+def test_an_image_is_dropped_shown_and_sent(browser: Browser, tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        system.start_worker("--images")
+        system.wait_ready()
+        page = browser.open(system.url)
+        page.wait("document.querySelector('#model').value === 'fake'")
+        page.run(
+            f"(() => {{ const bytes = Uint8Array.from(atob('{DOT_PNG}'), c => c.charCodeAt(0));"
+            "const dataTransfer = new DataTransfer();"
+            "dataTransfer.items.add(new File([bytes], 'dot.png', {type: 'image/png'}));"
+            "document.querySelector('.playground').dispatchEvent("
+            "new DragEvent('drop', {dataTransfer, bubbles: true, cancelable: true})); })()"
+        )
+        page.wait("document.querySelectorAll('#images img').length === 1")
+        ask(page, "What is it? !tokens=4")
+        assert wait_answered(page)
+        assert page.run("document.querySelectorAll('#images img').length") == 0
+        assert page.run("document.querySelector('.turn .images img').src.startsWith('data:image/png')")
+        page.close()
+
+
+# --- looking into requests ---
+
+
+def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--inspect"]) as system:
+        system.start_worker()
+        page = browser.open(system.url)
+        page.wait("document.querySelector('#model').value === 'fake'")
+        ask(page, "A question !tokens=5")
+        answered = wait_answered(page)
+        page.wait("document.querySelector('#kept .more')?.innerText.includes('6 tokens')")
+        page.click("#kept button")
+        page.wait("document.querySelector('#look').open")
+        assert page.text("#look-prompt").split() == ["signal", "rails", "whistle"]
+        assert '"stream": true' in page.text("#look-body")
+        assert "0 of 3 prompt tokens came from the cache" in page.text("#look-reuse")
+        page.click("#look-likely")
+        page.wait("document.querySelectorAll('#look-answer .token').length >= 5")
+        assert page.text("#look-answer") == f"{answered} ▪"  # the last token ends it, and has no text
+        assert page.run("document.querySelector('#look-answer .token').title").startswith("61%")
+        page.press("Escape")
+        page.wait("!document.querySelector('#look').open")
+        assert page.run("document.querySelectorAll('#kept li').length") == 1
+        assert page.complaints() == []
+        page.close()
+
+
+def test_nothing_can_be_looked_into_unless_it_was_asked_for(page: Page) -> None:
+    ask(page, "!tokens=3")
+    wait_answered(page)
+    assert page.run("document.querySelector('#kept-section').hidden")
+    assert page.text("#errors") == ""
+
+
+# --- keys ---
+
+
+def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--api-key", KEY]) as system:
+        system.start_worker()
+        page = browser.open(system.url)
+        page.wait("document.querySelector('#key-dialog').open", "it asks")
+        page.type("#key", "wrong")
+        page.press("Enter")
+        page.wait("document.querySelector('#key-why').innerText.includes('Incorrect')", "it says why")
+        page.wait("document.querySelector('#key-dialog').open", "it asks again")
+        page.type("#key", KEY)
+        page.press("Enter")
+        page.wait("document.querySelector('#model').value === 'fake'", "it is let in")
+        ask(page, "!tokens=3")
+        assert wait_answered(page)
+        assert page.run("Object.keys(localStorage).length") == 0
+        assert json.loads(page.run("JSON.stringify(sessionStorage)")) == {"roundhouse-key": KEY}
+        page.close()
+
+
+# --- looks ---
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("view", ["overview", "playground"])
+def test_nothing_runs_over_the_edge(page: Page, width: int, view: str) -> None:
+    page.size(width, 800)
+    page.run("location.hash = 'playground'")
+    page.wait("document.querySelector('#prompt').offsetParent !== null")
+    ask(page, "!tokens=3 " + "long" * 40)
+    wait_answered(page)
+    page.run(f"location.hash = '{view}'")
+    page.wait(f"document.querySelector('.{view}').offsetParent !== null")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    over = page.run(
+        "[...document.querySelectorAll('main *')].filter(e => e.offsetParent && !e.closest('svg, .unseen')"
+        f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert over == []
+
+
+def test_light_and_dark_follow_the_system_until_somebody_chooses(page: Page) -> None:
+    def ground() -> str:
+        return str(page.run("getComputedStyle(document.body).backgroundColor"))
+
+    light = ground()
+    page.dark(dark=True)
+    dark = ground()
+    assert light != dark
+    choose(page, "#theme", "light")
+    assert ground() == light
+    choose(page, "#theme", "")
+    assert ground() == dark
+
+
+def test_everything_can_be_reached_by_keyboard_and_shows_where_it_is(page: Page) -> None:
+    wanted = {"theme", "model", "fresh", "prompt", "file", "send"}
+    reached: set[str] = set()
+    for _ in range(60):
+        page.press("Tab")
+        reached.add(page.run("document.activeElement.id"))
+        shown = page.run(
+            "(e => e === document.body || [e, e.closest('label') ?? e].some("
+            "n => getComputedStyle(n).outlineStyle !== 'none'))(document.activeElement)"
+        )
+        assert shown, page.run("document.activeElement.outerHTML.slice(0, 120)")
+    assert wanted <= reached

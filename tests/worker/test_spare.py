@@ -1,0 +1,117 @@
+"""A worker's process that waits: what it does beforehand, how it is told, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from protocol import lifeline, startline
+
+DEADLINE_S = 60.0
+PROGRAM = """
+import os, sys
+from worker import spare
+
+def look_ahead():
+    print("looked ahead at", os.getpriority(os.PRIO_PROCESS, 0), flush=True)
+
+words = spare.words(("tests.worker.imported",), look_ahead)
+print(words, os.environ.get("ROUNDHOUSE_SPARE"), "tests.worker.imported" in sys.modules, flush=True)
+"""
+
+
+@dataclass
+class Waiting:
+    """A spare and its supervisor's ends."""
+
+    process: subprocess.Popen[str]
+    line: socket.socket
+    lifeline: int
+
+    def hear(self) -> str:
+        self.line.settimeout(DEADLINE_S)
+        return self.line.recv(100).decode()
+
+
+@contextlib.contextmanager
+def waiting(*argv: str, folder: Path) -> Iterator[Waiting]:
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    env = os.environ | {
+        startline.VARIABLE: str(theirs.fileno()),
+        startline.SPARE: "1",
+        lifeline.VARIABLE: str(reader),
+        "XDG_CACHE_HOME": str(folder),
+    }
+    process = subprocess.Popen(
+        [sys.executable, *argv],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=[theirs.fileno(), reader],
+    )
+    theirs.close()
+    os.close(reader)
+    try:
+        with ours:
+            yield Waiting(process, ours, writer)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(writer)
+        process.kill()
+        process.communicate()
+
+
+def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_words(tmp_path: Path) -> None:
+    with waiting("-c", PROGRAM, folder=tmp_path) as spare:
+        assert spare.hear() == "there\n"
+        spare.line.sendall(startline.encode(["--model=a", "--port", "1"]))
+        assert spare.hear() == "taken\n"
+        said, _ = spare.process.communicate(timeout=DEADLINE_S)
+        imported, looked, words = said.splitlines()[-3:]
+        assert imported == f"imported at {19 if sys.platform == 'linux' else 0}"
+        assert looked == "looked ahead at 0"
+        assert words == "['--model=a', '--port', '1'] None True"
+
+
+def test_a_process_that_is_no_spare_is_told_by_its_command_line() -> None:
+    words = [sys.executable, "-c", "from worker import spare; print(spare.words(('no.such.module',)))", "a"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "['a']\n"
+
+
+def test_one_that_cannot_import_ends_and_says_why(tmp_path: Path) -> None:
+    with waiting("-c", PROGRAM.replace("tests.worker.imported", "no.such"), folder=tmp_path) as spare:
+        said, _ = spare.process.communicate(timeout=DEADLINE_S)
+        assert spare.process.returncode == 1
+        assert "ModuleNotFoundError" in said
+
+
+@pytest.mark.parametrize("ends", ["line", "lifeline"])
+def test_it_ends_with_its_supervisor(tmp_path: Path, ends: str) -> None:
+    with waiting("-c", PROGRAM, folder=tmp_path) as spare:
+        assert spare.hear() == "there\n"
+        if ends == "line":
+            spare.line.close()
+            assert spare.process.wait(DEADLINE_S) == 0
+        else:
+            os.close(spare.lifeline)
+            assert spare.process.wait(DEADLINE_S) in (0, -15)
+
+
+def test_a_real_one_reads_its_settings_when_it_is_told_them(tmp_path: Path) -> None:
+    with waiting("-m", "worker", folder=tmp_path) as spare:
+        assert spare.hear() == "there\n"
+        spare.line.sendall(startline.encode(["--modle=x"]))
+        assert spare.hear() == "taken\n"
+        said, _ = spare.process.communicate(timeout=DEADLINE_S)
+        assert spare.process.returncode == 78
+        assert "--modle" in said
