@@ -19,6 +19,7 @@ from broker.dialects.responses.store import Store
 from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
+from broker.dispatch.inspection import Inspection
 from broker.http.auth import Keyring, KeysError
 from broker.http.limits import Shares
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
@@ -75,6 +76,7 @@ def build(
         responses=Store(configured.responses_max, configured.responses_bytes_max),
         media=MediaMemory(configured.media_memory),
         fetch=fetch,
+        inspection=Inspection() if configured.inspect else None,
     )
     return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
 

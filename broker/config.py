@@ -58,6 +58,9 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     log_prompts: Annotated[
         bool, Meta(description="log what is asked, whole conversations, for all who can read the log")
     ] = False
+    inspect: Annotated[
+        bool, Meta(description="show the last requests, whole conversations, to all who may ask")
+    ] = False
     max_waiting: Annotated[
         int, Meta(ge=0, le=65536, description="requests that may wait for a worker; beyond them 503 at once")
     ] = 64

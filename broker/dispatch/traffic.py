@@ -152,7 +152,7 @@ def _end_of(flight: Flight, now: float) -> End:
         id=flight.id,
         model=flight.model,
         task=kind_of(flight),
-        code=_code_of(flight),
+        code=code_of(flight),
         prompt_tokens=usage.prompt_tokens if usage else flight.prompt_tokens,
         answered=flight.progress,
         cached_tokens=cached,
@@ -167,7 +167,8 @@ def kind_of(flight: Flight) -> str:
     return "count" if runs_nothing(flight.request) else task_of(flight.request)
 
 
-def _code_of(flight: Flight) -> str:
+def code_of(flight: Flight) -> str:
+    """How it ended; or, if it did not, its client has left."""
     end = flight.terminal
     if end is None:
         return CLIENT_LEFT

@@ -12,6 +12,7 @@ from broker.config import MEDIA_MEMORY, GatewaySettings
 from broker.dialects.responses.answer import Answer
 from broker.dialects.responses.store import Store
 from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.inspection import Inspection
 from broker.dispatch.tally import Tally
 from broker.http.aside import Aside
 from broker.http.auth import Keyring
@@ -28,7 +29,8 @@ class Gateway:
 
     `line_errors`: what went wrong on the line to the workers, counted as it goes. `answering`: the responses
     that run, by the key that asked for them and their id. `fetch`: how images from elsewhere are; None: they
-    are not. `watchers`: who has the status told all along.
+    are not. `watchers`: who has the status told all along. `inspection`:
+    None: nothing is kept to be looked into.
     """
 
     settings: GatewaySettings
@@ -41,6 +43,7 @@ class Gateway:
     aside: Aside = field(default_factory=Aside)
     tally: Tally = field(default_factory=Tally)
     watchers: set[object] = field(default_factory=set)
+    inspection: Inspection | None = None
     media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
     fetch: Fetch | None = None
     started_at: float = field(default_factory=time.monotonic)

@@ -34,6 +34,8 @@ async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, by
     gateway = gateway_of(request)
     check_room(gateway.dispatcher)
     raw = await read_body(request, gateway.settings.body_bytes_max)
+    if gateway.inspection is not None:
+        request.state.body = raw
     return await gateway.aside.work(len(raw), partial(read, raw)), raw
 
 
@@ -80,8 +82,12 @@ def respond(
     if gateway.settings.log_prompts:
         accounts.tell_prompts(requests)
     boarding = Boarding(gateway.dispatcher, gateway.shares, gateway.settings.queue_timeout_s)
+    boarded = boarding.board(key, found, requests, frames)
+    if gateway.inspection is not None:
+        body = getattr(request.state, "body", b"")
+        boarded = gateway.inspection.keeping(request.url.path, body, boarded)
     return FlightResponse(
-        boarding.board(key, found, requests, frames),
+        boarded,
         renderer,
         prompts=prompts,
         keepalive_s=gateway.settings.keepalive_s,

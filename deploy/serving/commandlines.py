@@ -38,6 +38,7 @@ GATEWAY_FLAGS = (
     "keep_awake",
     "keyless_metrics",
     "log_prompts",
+    "inspect",
     "log_format",
     "log_level",
 )

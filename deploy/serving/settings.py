@@ -154,6 +154,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     log_prompts: Annotated[
         bool | None, Meta(description="log what is asked, whole conversations, for all who read the log")
     ] = None
+    inspect: Annotated[
+        bool | None, Meta(description="show the last requests, whole conversations, to all who may ask")
+    ] = None
     log_format: Annotated[logs.Format | None, Meta(description="text or json (default: text)")] = None
     log_level: Annotated[
         logs.Level | None, Meta(description="debug, info, warning or error (default: info)")

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from broker.app import create_app
 from broker.config import GatewaySettings
 from broker.dialects.responses.store import Store
+from broker.dispatch.inspection import Inspection
 from broker.http.auth import Keyring
 from broker.http.limits import Shares
 from broker.http.media import MediaMemory
@@ -70,6 +71,7 @@ class House:
             keyring=Keyring(settings.api_keys),
             shares=Shares(per_key_max),
             responses=Store(settings.responses_max, settings.responses_bytes_max),
+            inspection=Inspection() if settings.inspect else None,
             media=MediaMemory(settings.media_memory),
             fetch=fetch,
         )

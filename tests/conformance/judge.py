@@ -9,6 +9,7 @@ from typing import Any
 
 ANTHROPICS = "/v1/messages"
 METRICS = "/metrics"
+PAGE = "/"
 
 
 def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *, is_head: bool) -> str:
@@ -26,6 +27,9 @@ def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *
         return _of_stream(body)
     if path == METRICS and status == 200:
         return _of_metrics(kind, body)
+    if path == PAGE and status == 200:
+        well = kind.startswith("text/html") and body.startswith(b"<!doctype html>")
+        return "" if well else f"no page: {kind!r}, {body[:300]!r}"
     if not kind.startswith("application/json"):
         return f"status {status} of type {kind!r}"
     return _of_document(path, status, json.loads(body))

@@ -44,6 +44,15 @@ def test_metrics_are_lines_of_text_and_nowhere_else() -> None:
     assert not said("/metrics", 401, OPENAIS)
 
 
+def test_the_page_is_html_and_nothing_else_is() -> None:
+    page, kind = b"<!doctype html>\n<title>a</title>", "text/html; charset=utf-8"
+    assert not said("/", 200, page, kind)
+    assert said("/", 200, {"a": 1})
+    assert said("/", 200, b"gone", kind)
+    assert said(CHAT, 200, page, kind)
+    assert not said("/", 404, OPENAIS)
+
+
 @pytest.mark.parametrize("status", [500, 501, 502, 504])
 def test_no_failure_of_ours_passes_but_a_503(status: int) -> None:
     assert str(status) in said(CHAT, status, OPENAIS)

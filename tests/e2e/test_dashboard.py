@@ -204,6 +204,40 @@ def test_an_image_is_dropped_shown_and_sent(browser: Browser, tmp_path: Path) ->
         page.close()
 
 
+# --- looking into requests ---
+
+
+def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--inspect"]) as system:
+        system.start_worker()
+        page = browser.open(system.url)
+        page.wait("document.querySelector('#model').value === 'fake'")
+        ask(page, "A question !tokens=5")
+        answered = wait_answered(page)
+        page.wait("document.querySelector('#kept .more')?.innerText.includes('6 tokens')")
+        page.click("#kept button")
+        page.wait("document.querySelector('#look').open")
+        assert page.text("#look-prompt").split() == ["signal", "rails", "whistle"]
+        assert '"stream": true' in page.text("#look-body")
+        assert "0 of 3 prompt tokens came from the cache" in page.text("#look-reuse")
+        page.click("#look-likely")
+        page.wait("document.querySelectorAll('#look-answer .token').length >= 5")
+        assert page.text("#look-answer") == f"{answered} ▪"  # the last token ends it, and has no text
+        assert page.run("document.querySelector('#look-answer .token').title").startswith("61%")
+        page.press("Escape")
+        page.wait("!document.querySelector('#look').open")
+        assert page.run("document.querySelectorAll('#kept li').length") == 1
+        assert page.complaints() == []
+        page.close()
+
+
+def test_nothing_can_be_looked_into_unless_it_was_asked_for(page: Page) -> None:
+    ask(page, "!tokens=3")
+    wait_answered(page)
+    assert page.run("document.querySelector('#kept-section').hidden")
+    assert page.text("#errors") == ""
+
+
 # --- keys ---
 
 

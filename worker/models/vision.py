@@ -34,6 +34,8 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Where models say how images are prepared. Some of upstream's processors would guess without."""
 
 _RESERVED = ("image_token_index", "image_token_id", "video_token_index", "video_token_id")
+_TOWERS = ("vision_tower", "vision_model", "visual")
+"""What upstream sets to None where there are no weights for it."""
 _SIZES = ((96, 64), (64, 112))
 _ROW = "trial"
 
@@ -57,6 +59,8 @@ def load_network(folder: Path) -> VisionNetwork:
 
 def open_eyes(folder: Path, network: VisionNetwork) -> tuple[Eyes, Processor]:
     """What preparers need, of a folder whose network is loaded. Raises one of many errors."""
+    if any(getattr(network.whole, name, network) is None for name in _TOWERS):
+        raise ModelError("its weights leave out what sees, as those of mlx-lm's conversions do.")
     processor = load_processor(folder)
     template = template_of(open_tokenizer(folder, ()))
     if template is None:

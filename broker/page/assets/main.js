@@ -1,6 +1,7 @@
 /** Puts the page together: what the server tells goes to the overview and to the playground. */
 
 import * as keys from "./keys.js";
+import * as looking from "./looking.js";
 import * as overview from "./overview.js";
 import * as playground from "./playground.js";
 import * as theme from "./theme.js";
@@ -22,8 +23,17 @@ function views() {
   fromAddress();
 }
 
+let looks = false;
+
+function hear(status) {
+  overview.show(status);
+  playground.hear(status);
+  if (!looks) looking.start();
+  looks = true;
+}
+
 theme.start();
 overview.start();
 playground.start();
 views();
-keys.start(watch((status) => { overview.show(status); playground.hear(status); }, overview.silent));
+keys.start(watch(hear, overview.silent));

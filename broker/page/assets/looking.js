@@ -1,0 +1,75 @@
+/** The last requests on the page, each to be looked into; there is nothing of it where the server keeps none. */
+
+import { ask } from "./api.js";
+import { byId, copy, element, fill, keep, write } from "./dom.js";
+import { halves, laidOut, likelihoods, lines, reuse, scoring } from "./inspection.js";
+
+const EVERY_MS = 3000;
+const UNLIKELY_PERCENT = 40; // of red behind the most unlikely; more could not be read
+let shown = null;
+
+/** To be called when the server answers. */
+export async function start() {
+  byId("look-close").addEventListener("click", () => byId("look").close());
+  byId("look-likely").addEventListener("click", showLikelihoods);
+  while (await list()) await new Promise((resolve) => { setTimeout(resolve, EVERY_MS); });
+}
+
+/** Whether there ever is anything to be had. */
+async function list() {
+  const answer = await ask("/v1/inspect").catch((error) => error);
+  if (!answer.ok) return true; // or again a little later
+  const told = await answer.json();
+  byId("kept-section").hidden = !told.enabled;
+  keep(byId("kept"), lines(told), line, fill);
+  return told.enabled;
+}
+
+function line({ id }) {
+  const made = copy("kept");
+  made.querySelector("button").addEventListener("click", () => look(id));
+  return made;
+}
+
+async function look(id) {
+  say("");
+  byId("look-prompt").replaceChildren();
+  byId("look-answer").replaceChildren();
+  try {
+    shown = await (await ask(`/v1/inspect/${encodeURIComponent(id)}`)).json();
+    tell();
+    const { cached, computed } = halves(shown);
+    byId("look-prompt").append(element("mark", { title: "from the cache" }, await text(cached)), await text(computed));
+  } catch (error) {
+    say(error.message);
+  }
+  byId("look").showModal();
+}
+
+function tell() {
+  write(byId("look-title"), `${shown.path} · ${shown.model}`);
+  write(byId("look-body"), laidOut(shown.body));
+  write(byId("look-reuse"), reuse(shown));
+  byId("look-likely").hidden = !shown.answer.tokens.length || shown.images > 0;
+}
+
+/** What tokens read, by the model that they are of. */
+async function text(tokens) {
+  if (!tokens.length) return "";
+  const answer = await ask("/detokenize", { body: { model: shown.model, tokens } });
+  return (await answer.json()).prompt;
+}
+
+const say = (text) => write(byId("look-problem"), text);
+
+async function showLikelihoods() {
+  const answer = await ask("/v1/completions", { body: scoring(shown) }).catch((error) => error);
+  if (!answer.ok) return say(answer.message);
+  return byId("look-answer").replaceChildren(...likelihoods(shown, await answer.json()).map(token));
+}
+
+function token({ text, share, label }) {
+  const made = element("span", { className: "token", title: label }, text);
+  made.style.setProperty("--unlikely", `${Math.round((1 - share) * UNLIKELY_PERCENT)}%`);
+  return made;
+}

@@ -1,0 +1,80 @@
+"""GET /v1/inspect, and each of them: the last requests as they came, and their prompts as the model was given
+them. Only where `--inspect` says so."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from msgspec.structs import asdict, replace
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from broker.dialects import tokens
+from broker.dispatch.inspection import Kept
+from broker.dispatch.traffic import code_of
+from broker.routes.gateway import gateway_of
+from broker.routes.generation import respond
+from broker.routes.progress import Moment
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted
+from protocol.parts import Tokenizing
+
+BODY_CHARACTERS_MAX = 64 * 1024
+
+
+async def list_kept(request: Request) -> Response:
+    """All that are kept, the latest first; `enabled`: whether any are."""
+    inspection = gateway_of(request).inspection
+    moment = Moment(time.monotonic(), time.time())
+    kept = [_summary(each, moment) for each in reversed(inspection.kept if inspection else ())]
+    return JSONResponse({"object": "list", "enabled": inspection is not None, "data": kept})
+
+
+async def show_kept(request: Request) -> ASGIApp:
+    """One of them, with its body and its tokens; a worker is asked for those of its prompt."""
+    inspection = gateway_of(request).inspection
+    kept = inspection.find(request.path_params["id"]) if inspection else None
+    if kept is None:
+        raise RequestError(Code.ROUTE_NOT_FOUND, f"No request `{request.path_params['id']}` is kept.")
+    dispatcher = gateway_of(request).dispatcher
+    moment = Moment(time.monotonic(), time.time())
+    wanted = replace(
+        kept.request,
+        incarnation=dispatcher.incarnation,
+        id="tokens-" + secrets.token_hex(12),
+        tokenizing=Tokenizing(tokens=True),
+    )
+    renderer = tokens.Counted(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
+    found = dispatcher.find(kept.flight.model)
+    return respond(request, found, [wanted], list(kept.flight.media), renderer, prompts=1)
+
+
+def _summary(kept: Kept, moment: Moment) -> dict[str, Any]:
+    flight = kept.flight
+    return {
+        "id": flight.id,
+        "time": moment.unix(flight.opened_at),
+        "path": kept.path,
+        "model": flight.model,
+        "code": code_of(flight) if flight.terminal else None,
+        "prompt_tokens": flight.prompt_tokens,
+        "answered": len(flight.tokens),
+        "reuse": asdict(flight.reuse) if flight.reuse else None,
+    }
+
+
+def _whole(kept: Kept, told: Accepted) -> dict[str, Any]:
+    body = kept.body.decode("utf-8", "replace")
+    return {
+        "body": body[:BODY_CHARACTERS_MAX],
+        "images": len(kept.flight.media),
+        "prompt": {"tokens": told.tokens},
+        "answer": {"tokens": kept.flight.tokens},
+    }
+
+
+ROUTES = [Route("/v1/inspect", list_kept), Route("/v1/inspect/{id}", show_kept)]

@@ -1,0 +1,71 @@
+"""`inspection.js`: a request that is looked into."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.broker.page.scripts import Call
+
+
+def kept(**told: Any) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-1",
+        "path": "/v1/chat/completions",
+        "model": "org/model",
+        "code": "stop",
+        "prompt_tokens": 4,
+        "answered": 2,
+        "reuse": {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
+        "prompt": {"tokens": [1, 2, 3, 4]},
+        "answer": {"tokens": [5, 6]},
+    } | told
+
+
+def test_what_came_from_the_cache_is_told_apart(call: Call) -> None:
+    assert call("inspection.js", "halves", kept()) == {"cached": [1, 2, 3], "computed": [4]}
+    assert call("inspection.js", "halves", kept(reuse=None)) == {"cached": [], "computed": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("reuse", "words"),
+    [
+        (None, "Nothing is known of what came from the cache."),
+        ({"tokens": 4, "tier": "disk", "miss": ""}, "4 of 4 prompt tokens came from disk (100%)."),
+        (
+            {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
+            "3 of 4 prompt tokens came from ram (75%). No more, because: diverged at 3.",
+        ),
+    ],
+)
+def test_why_no_more_came_from_the_cache_is_told(call: Call, reuse: Any, words: str) -> None:
+    assert call("inspection.js", "reuse", kept(reuse=reuse)) == words
+
+
+def test_likelihoods_are_those_of_the_answer_alone(call: Call) -> None:
+    asked = call("inspection.js", "scoring", kept())
+    assert (asked["prompt"], asked["max_tokens"], asked["echo"]) == ([1, 2, 3, 4, 5, 6], 0, True)
+    logprobs = {
+        "tokens": ["<", "user", ">", "Hi", "Hel", ""],
+        "token_logprobs": [None, -1, -1, -1, math.log(0.5), 0],
+        "top_logprobs": [None, {}, {}, {}, {"Hel": math.log(0.5), "Yo": math.log(0.25)}, None],
+    }
+    told = call("inspection.js", "likelihoods", kept(), {"choices": [{"logprobs": logprobs}]})
+    assert [(token["text"], round(token["share"], 6)) for token in told] == [("Hel", 0.5), ("▪", 1)]
+    assert told[0]["label"] == '50%; likeliest: "Hel" 50%, "Yo" 25%'
+
+
+def test_a_body_is_laid_out_and_its_images_are_shortened(call: Call) -> None:
+    body = {"image_url": {"url": "data:image/png;base64," + "A" * 500}, "text": "B" * 500}
+    told = json.loads(call("inspection.js", "laidOut", json.dumps(body)))
+    assert told["text"] == body["text"]
+    assert told["image_url"]["url"].endswith("… (522 characters)")
+    assert call("inspection.js", "laidOut", '{"cut') == '{"cut'
+
+
+def test_a_request_that_runs_says_so(call: Call) -> None:
+    [line] = call("inspection.js", "lines", {"data": [kept(code=None)]})
+    assert (line["key"], line["more"]) == ("chatcmpl-1", "runs · 4 prompt tokens · 2 tokens")

@@ -1,0 +1,124 @@
+"""GET /v1/inspect: the last requests as they came, where `--inspect` says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from broker.dispatch import inspection
+from broker.dispatch.flight import Flight
+from broker.dispatch.inspection import Inspection, Kept
+from protocol.messages import Accepted
+from protocol.parts import Tokenizing
+from tests.broker.asgi import run
+from tests.broker.dispatching import accepted, events, finished, reused
+from tests.broker.house import CHAT, House
+
+
+@pytest.fixture
+def inspected() -> Iterator[House]:
+    house = House(inspect=True)
+    house.line.serving("w", "org/model", rows=4)
+    yield house
+    house.close()
+
+
+async def answered(house: House, content: str, **fields: object) -> str:
+    """A chat from end to end; the id of its request."""
+    before = len(house.requests())
+    exchange = house.chat(content, **fields)
+    id = await house.arrived(before + 1)
+    said = [accepted("w", id), reused("w", id, tokens=2, tier="ram", miss="diverged")]
+    house.line.say("w", *said, events("w", id, "fine ", "day"), finished("w", id, tokens=2))
+    assert (await exchange.end()).status == 200
+    return id
+
+
+def test_nothing_is_kept_unless_it_was_asked_for(house: House) -> None:
+    async def talk() -> None:
+        id = await answered(house, "secret")
+        told = (await house.get("/v1/inspect").end()).json
+        assert told == {"object": "list", "enabled": False, "data": []}
+        refused = await house.get(f"/v1/inspect/{id}").end()
+        assert (refused.status, refused.error["code"]) == (404, "route_not_found")
+
+    run(talk())
+
+
+def test_the_last_requests_are_told_of_the_latest_first(inspected: House) -> None:
+    async def talk() -> None:
+        first, second = await answered(inspected, "one"), await answered(inspected, "two")
+        told = (await inspected.get("/v1/inspect").end()).json
+        assert [each["id"] for each in told["data"]] == [second, first]
+        latest = told["data"][0]
+        assert (latest["path"], latest["model"], latest["code"]) == (CHAT, "org/model", "stop")
+        assert (latest["prompt_tokens"], latest["answered"]) == (3, 2)
+        assert latest["reuse"] == {"tokens": 2, "tier": "ram", "miss": "diverged"}
+        assert "two" not in str(told)
+
+    run(talk())
+
+
+def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: House) -> None:
+    async def talk() -> None:
+        id = await answered(inspected, "one", temperature=0.5)
+        asked = inspected.get(f"/v1/inspect/{id}")
+        wanted = await inspected.arrived(2)
+        original, again = inspected.requests()
+        assert again.tokenizing == Tokenizing(tokens=True)
+        assert again.messages == original.messages
+        said = Accepted(incarnation="w", id=wanted, prompt_tokens=3, tokens=[7, 8, 9])
+        inspected.line.say("w", said, finished("w", wanted))
+        told = (await asked.end()).json
+        assert msgspec.json.decode(told["body"])["temperature"] == 0.5
+        assert told["prompt"] == {"tokens": [7, 8, 9]}
+        assert told["answer"] == {"tokens": [0, 1]}
+        # That it was looked into is none of what is kept.
+        assert len((await inspected.get("/v1/inspect").end()).json["data"]) == 1
+
+    run(talk())
+
+
+def test_who_asks_after_likelihoods_only_is_not_kept(inspected: House) -> None:
+    async def talk() -> None:
+        scoring = inspected.text([7, 8], echo=True, logprobs=1, max_tokens=0)
+        await inspected.arrived()
+        assert (await inspected.get("/v1/inspect").end()).json["data"] == []
+        scoring.leave()
+
+    run(talk())
+
+
+def test_what_is_kept_needs_the_key() -> None:
+    keyed = House(inspect=True, api_keys=("sesame",))
+
+    async def talk() -> None:
+        for path in ("/v1/inspect", "/v1/inspect/chatcmpl-1"):
+            assert (await keyed.get(path).end()).status == 401
+
+    run(talk())
+    keyed.close()
+
+
+def kept(id: str, nbytes: int) -> Kept:
+    flight = SimpleNamespace(id=id, media=(bytes(nbytes - 10),))
+    return Kept("/v1/chat/completions", bytes(10), cast(Flight, flight), cast(Any, None))
+
+
+def test_as_many_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "KEPT_BYTES_MAX", 100)
+    some = Inspection()
+    for number in range(5):
+        some._keep(kept(str(number), 40))
+    assert [each.flight.id for each in some.kept] == ["3", "4"]
+    some._keep(kept("large", 1000))
+    assert [each.flight.id for each in some.kept] == ["large"]
+    for number in range(inspection.KEPT_MAX + 3):
+        some._keep(kept(str(number), 10))
+    assert len(some.kept) == 10
+    assert some.find("large") is None
+    assert some.find("34") is not None
