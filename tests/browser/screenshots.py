@@ -67,6 +67,8 @@ def _ask(client: httpx.Client, number: int, stop: threading.Event) -> None:
             messages.append({"role": "user", "content": text})
             body = {"messages": messages, "max_tokens": rng.randint(40, 160), "ignore_eos": True}
             told = client.post("/v1/chat/completions", json=body).json()
+            if "choices" not in told:  # there is no worker now
+                break
             messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
             stop.wait(rng.random() * 2)
 
