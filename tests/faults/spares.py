@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.faults.failover import Asker
+from tests.faults.failover import FLAGS, Asker
 from tests.faults.several import Scripted, Several, several
 from tests.system import eventually
 
@@ -144,7 +144,7 @@ def _processes(served: Several) -> Iterator[psutil.Process]:
 
 def besiege(folder: Path, kills: int, seed: int, warm: int = WARM_KILLS) -> Outcome:
     """All of it."""
-    with several(folder, Scripted("fake"), spare=True) as served:
+    with several(folder, Scripted("fake", " ".join(FLAGS["scripted"])), spare=True) as served:
         return Siege(served, seed).run(kills, warm)
 
 

@@ -72,11 +72,18 @@ def watched_health(url: str) -> Iterator[None]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Process, str]]:
-    """`roundhouse serve` with the embedded model, ready."""
+    """`roundhouse serve` with the embedded model, ready, and without a spare: so that there is a while in
+    which requests are refused."""
+    with serving(tmp_path, "--spare=0") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path, *more: str) -> Iterator[tuple[Process, str]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ["--port", str(port), "--endpoint", f"ipc://{tmp_path}/line"]
-    flags += ["--deaths-max", "100", "--restart-delay-max", "0.2"]
+    flags += ["--deaths-max", "100", "--restart-delay-max", "0.2", *more]
     serve = Process("serve", ["deploy", "serve", *flags], tmp_path)
     try:
         eventually(lambda: _status(url, "/ready") == 200, within_s=90, what="ready")
@@ -154,6 +161,22 @@ def test_the_gateway_and_its_streams_outlive_three_kills_and_nothing_leaks(
     assert serve.wait() == 0
     assert "stopping: 0 requests in flight" in serve.log()
     assert serve.log().count(" goes on behind ") >= ROUNDS
+
+
+@pytest.mark.timeout(600)
+def test_streams_of_the_embedded_model_go_on_in_what_was_the_spare(tmp_path: Path) -> None:
+    with serving(tmp_path) as (serve, url):
+        alone = ask(url, QUESTION, **ANSWER)
+        wait_for([alone], 60)
+        eventually(lambda: "spare is there" in serve.log(), within_s=90, what="the spare")
+        streams = open_streams(url, QUESTION, **ANSWER)
+        [worker] = httpx.get(f"{url}/v1/status", verify=NO_TLS).json()["workers"]
+        psutil.Process(worker["pid"]).kill()
+        wait_for(streams, 60)
+        assert [stream.texts for stream in streams] == [alone.texts] * STREAMS
+        [successor] = httpx.get(f"{url}/v1/status", verify=NO_TLS).json()["workers"]
+        assert f"worker runs as pid {successor['pid']}, which was the spare" in serve.log()
+        assert successor["start_s"]["imports"] < worker["start_s"]["imports"]
 
 
 def test_a_worker_killed_with_frames_still_on_their_way_is_known_to_be_dead_at_once(tmp_path: Path) -> None:

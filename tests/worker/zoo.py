@@ -391,7 +391,7 @@ def _difference(job: Job, expected: Sequence[int], said: Sequence[int]) -> Diffe
 
 def gap(architecture: str, found: Difference) -> float:
     """Where a row went another way: how far upstream's logits of the two tokens are apart, or for a sampled
-    row without penalties how near the draw was to another token."""
+    row without penalties how near the draw was to another token, or where they are ranked, these two."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
@@ -405,7 +405,12 @@ def gap(architecture: str, found: Difference) -> float:
     if isinstance(found.job.draw.grammar, RuleGrammar):
         rule = allows(found.job.draw.grammar.seed, found.expected[: found.index])
         exact[~_allowed(rule, len(exact))] = -np.inf
-    return distance(exact, found.job.draw, tokens.shape[1])
+    apart = distance(exact, found.job.draw, tokens.shape[1])
+    if not found.job.draw.top_k:
+        return apart
+    # Tokens are ranked before one is drawn: two that are as likely may change places.
+    ours, theirs = exact[found.said[found.index]], exact[found.expected[found.index]]
+    return min(apart, float(abs(ours - theirs)))
 
 
 def _allowed(rule: tuple[int, int] | None, vocabulary: int) -> np.ndarray:
