@@ -52,7 +52,7 @@ def addressed(
             signed = replace(
                 signed, deltas=[replace(d, id=dice.choice(ids)) for d in asdict(message)["deltas"]]
             )
-        media = [b"an image"] * len(asdict(message).get("media", ()))
+        media = [b"an image"] * sum(each.frames for each in asdict(message).get("media", ()))
         found.append(wire.encode(signed, media))
     return found
 

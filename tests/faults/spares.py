@@ -29,6 +29,7 @@ CLIENTS = 8
 WARM_KILLS = 10
 SETTLE_S_MAX = 60.0
 LETTING_GO_S_MAX = 5.0
+STEADY_LOOKS = 20
 LIFE_S_MAX = 1.5
 SERVING_SHARE = 0.75
 LOOK_S = 0.02
@@ -117,10 +118,20 @@ class Siege:
         descriptors and threads than that, or whatever it holds after a while."""
         eventually(self._is_settled, within_s=SETTLE_S_MAX, what="a worker and a spare, and nobody else")
         ends_at = time.monotonic() + LETTING_GO_S_MAX
-        held = self._held()
+        held = self._steady()
         while any(map(int.__gt__, held[1:], (like or held)[1:])) and time.monotonic() < ends_at:
             time.sleep(LOOK_S)
             held = self._held()
+        return held
+
+    def _steady(self) -> tuple[int, int, int]:
+        """What it holds when that has not changed for a while: a process is there before its threads are."""
+        held, looks = self._held(), 0
+        while looks < STEADY_LOOKS:
+            time.sleep(LOOK_S)
+            now = self._held()
+            looks = looks + 1 if now[1:] == held[1:] else 0
+            held = now
         return held
 
     def _held(self) -> tuple[int, int, int]:
