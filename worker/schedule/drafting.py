@@ -23,7 +23,9 @@ DRAFTED_MAX = 15
 GAIN_MIN = 1.1
 """By how much more tokens in the same time it must be."""
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
-SETTLING_STEPS = 16
+DOUBTED_STEPS = 400
+"""After so many with drafts in a row it is measured again what a plain one takes."""
+SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
 
 
@@ -52,6 +54,7 @@ class Drafting:
         self._costs = Costs()
         self._drafts: dict[str, Draft] = {}
         self._since = SETTLING_STEPS
+        self._running = 0
         self._lap_at: float | None = None
         self.accepted = self.rejected = 0
         """Drafted tokens, since the start."""
@@ -118,6 +121,10 @@ class Drafting:
         self._since = 0 if self._drafts else self._since + 1
         if seconds is not None and (self._drafts or self._since > SETTLING_STEPS):
             self._costs.learn(rows, columns, seconds)
+        self._running = self._running + 1 if self._drafts else 0
+        if self._running >= DOUBTED_STEPS:
+            self._costs.forget(rows)
+            self._running = 0
         tried: dict[str, Tried] = {}
         for id, (tokens, matched) in self._drafts.items():
             said = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (0, 0.5))
@@ -13,6 +14,8 @@ _FADING = 0.97
 _COST_EACH = 0.25
 """What a column adds to a step, in terms of one column, while nothing has been measured."""
 _COST_RATE = 0.2
+PLAIN_LAPS = 4
+"""Before anything is compared with a plain step, so many have been measured."""
 _COST_OFF_MAX = 3.0
 """A measurement counts for no more than so many times what was expected."""
 
@@ -46,18 +49,26 @@ class Costs:
     """Seconds of steps, by how many rows and columns they have: plain ones have none."""
 
     _seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    _laps: dict[int, int] = field(default_factory=dict)
+    """How many plain ones have been measured, by their rows."""
 
     def of(self, rows: int, columns: int) -> float:
-        """What such a step takes in terms of a plain one."""
-        plain = self._seconds.get((_step(rows), 0))
+        """What such a step takes in terms of a plain one; infinite where that has not been measured."""
+        plain = self._seconds.get((_step(rows), 0), 0.0)
+        if not plain or self._laps.get(_step(rows), 0) < PLAIN_LAPS:
+            return math.inf
         known = self._seconds.get((_step(rows), _step(columns)))
-        if plain and known:
-            return known / plain
-        return 1 + _COST_EACH * (columns - 1) if columns else 1.0
+        return known / plain if known else 1 + _COST_EACH * (columns - 1)
+
+    def forget(self, rows: int) -> None:
+        """What a plain step of so many rows takes is to be measured anew."""
+        self._laps[_step(rows)] = 0
 
     def learn(self, rows: int, columns: int, seconds: float) -> None:
         """Such a step took so long. 0 columns: a plain one."""
         place = _step(rows), _step(columns)
+        if not columns:
+            self._laps[_step(rows)] = self._laps.get(_step(rows), 0) + 1
         old = self._seconds.get(place)
         if old is None:
             self._seconds[place] = seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import pytest
 
 from worker.contract import Draw, Drawn, Prepared, Step
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
-from worker.schedule.odds import Costs, Odds
+from worker.schedule.odds import PLAIN_LAPS, Costs, Odds
 from worker.schedule.rows import Row
 
 DICE = random.Random(11)
@@ -22,6 +23,15 @@ def row_of(id: str, prompt: Sequence[int] = FILE, tokens: int = 10_000, *, specu
     request = Prepared(id, tuple(prompt), Draw(), (), tokens, frozenset(), speculation=speculation)
     length = len(prompt)
     return Row(request, (0, 0), family=0, digest=0, tokens=tuple(prompt), length=length, roof=sys.maxsize)
+
+
+def measured(*, is_on: bool = True) -> Drafting:
+    """It knows what a plain step of one row takes."""
+    drafting = Drafting(is_on=is_on)
+    for lap in range(PLAIN_LAPS + 1):
+        drafting.propose([])
+        drafting.learn(Step({}, {}), 1, float(lap))
+    return drafting
 
 
 @dataclass
@@ -103,7 +113,7 @@ def test_endings_that_mislead_end_drafts() -> None:
 
 
 def test_nothing_is_drafted_that_could_not_be_said() -> None:
-    drafting = Drafting()
+    drafting = measured()
     row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], tokens=3)
     assert drafting.propose([row]) == {"a": (4, 5)}
     row.answered, row.length = [4, 5], row.length + 2
@@ -113,13 +123,13 @@ def test_nothing_is_drafted_that_could_not_be_said() -> None:
 def test_a_row_keeps_to_the_memory_that_it_has() -> None:
     row = row_of("a", [*range(30), *range(20)])
     row.roof = row.length + 4
-    assert Drafting().propose([row]) == {"a": (20, 21, 22)}
+    assert measured().propose([row]) == {"a": (20, 21, 22)}
 
 
 def test_it_is_off_for_all_or_for_who_asks() -> None:
-    assert Drafting(is_on=False).propose([row_of("a", FILE * 2)]) == {}
-    assert Drafting().propose([row_of("a", FILE * 2, speculation=False)]) == {}
-    assert len(Drafting().propose([row_of("a", FILE * 2 + FILE[:3])])["a"]) <= DRAFTED_MAX
+    assert measured(is_on=False).propose([row_of("a", FILE * 2)]) == {}
+    assert measured().propose([row_of("a", FILE * 2, speculation=False)]) == {}
+    assert len(measured().propose([row_of("a", FILE * 2 + FILE[:3])])["a"]) <= DRAFTED_MAX
 
 
 def test_odds_begin_as_usual_and_become_what_is_seen() -> None:
@@ -134,8 +144,10 @@ def test_odds_begin_as_usual_and_become_what_is_seen() -> None:
 
 def test_costs_are_guessed_until_they_are_measured() -> None:
     costs = Costs()
-    assert costs.of(1, 0) == 1.0 < costs.of(1, 3) < costs.of(1, 9)
-    costs.learn(1, 0, 0.010)
+    assert costs.of(1, 3) == math.inf
+    for _ in range(PLAIN_LAPS):
+        costs.learn(1, 0, 0.010)
+    assert 1.0 < costs.of(1, 3) < costs.of(1, 9) < math.inf
     costs.learn(1, 4, 0.012)
     assert costs.of(1, 4) == pytest.approx(1.2)
     costs.learn(1, 4, 5.0)
