@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import get_total_parameters
 from msgspec.structs import replace
 
@@ -44,35 +45,14 @@ def build_text_model(
     `abilities`: what its rows can do, if that is known. `tokenizers`: some that are open. Raises `ModelError`
     without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
-    # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
-    # which we refuse ourselves.
-    tame("transformers", logging.ERROR)
-    try:
-        tokenizer = tokenizers.take()
-    except Exception as error:  # nothing narrower: the tokenizers library raises Exception itself
-        log.debug("%s: no tokenizer", name, exc_info=True)
-        reason = " ".join(str(error).split())
-        raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
-    defaults, size = _defaults(folder), config.vocabulary or len(tokenizer)
-    vocabulary = Vocabulary(tokenizer._tokenizer)
-    form, call_form = Format(tokenizer, vocabulary), CallFormat(tokenizer, vocabulary)
-    held = Held()
+    tokenizer = _first(tokenizers, name, folder)
+    defaults, size, held = _defaults(folder), config.vocabulary or len(tokenizer), Held()
 
     def open_preparer(context_length: int) -> Preparer:
         by_memory = context_length < config.context_length
         rules = PromptRules(context_length, size, defaults, by_memory=by_memory)
         tokenizer = tokenizers.take()
         return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
-
-    def open_pipeline(prepared: Prepared) -> Pipeline:
-        if prepared.opening is not None and prepared.tools:
-            calls = Calls(prepared.tools, namer_of(prepared), single=prepared.single_call)
-            reading = call_form.open(prepared.opening, calls)
-            single = prepared.single_call
-            return ChannelPipeline(vocabulary, reading, call_form.signs, prepared.stop, single_call=single)
-        if prepared.opening is None or form.is_plain:
-            return TextPipeline(vocabulary, prepared.stop)
-        return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, prepared.stop)
 
     engine = BatchEngine(network, abilities)
     for reason in engine.abilities.reasons:
@@ -85,7 +65,40 @@ def build_text_model(
         capabilities=replace(probe(tokenizer), images="image" in seen, videos="video" in seen),
         batched=engine.is_batchable,
     )
-    return Model(facts, engine, open_preparer, open_pipeline)
+    return Model(facts, engine, open_preparer, Pipelines(tokenizer).open)
+
+
+def _first(tokenizers: Tokenizers, name: str, folder: Path) -> TokenizerWrapper:
+    # transformers brings a log handler when it is imported, and warns of every prompt beyond the context,
+    # which we refuse ourselves.
+    tame("transformers", logging.ERROR)
+    try:
+        return tokenizers.take()
+    except Exception as error:  # nothing narrower: the tokenizers library raises Exception itself
+        log.debug("%s: no tokenizer", name, exc_info=True)
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
+
+
+class Pipelines:
+    """What becomes of a model's tokens: text, or channels where there is anything to tell apart."""
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self._vocabulary = Vocabulary(tokenizer._tokenizer)
+        self._form = Format(tokenizer, self._vocabulary)
+        self._call_form = CallFormat(tokenizer, self._vocabulary)
+
+    def open(self, prepared: Prepared) -> Pipeline:
+        """Of one request."""
+        vocabulary, form, stop = self._vocabulary, self._form, prepared.stop
+        if prepared.opening is not None and prepared.tools:
+            single = prepared.single_call
+            calls = Calls(prepared.tools, namer_of(prepared), single=single)
+            reading = self._call_form.open(prepared.opening, calls)
+            return ChannelPipeline(vocabulary, reading, self._call_form.signs, stop, single_call=single)
+        if prepared.opening is None or form.is_plain:
+            return TextPipeline(vocabulary, stop)
+        return ChannelPipeline(vocabulary, form.open(prepared.opening), form.signs, stop)
 
 
 def _defaults(folder: Path) -> Draw:
