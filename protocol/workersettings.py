@@ -69,7 +69,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     speculation: Annotated[
         Literal["auto", "off"],
         Meta(description="auto: what answers may say next is drafted, where that is quicker; off: never"),
-    ] = "auto"
+    ] = "off"
     prefix_cache_ram: Annotated[
         Size | None,
         Meta(description="memory for prefixes, to be reused; 0: no reuse; none: a part of what is left"),

@@ -140,7 +140,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     speculation: Annotated[
         Literal["auto", "off"] | None,
-        Meta(description="draft what answers may say next, where that is quicker: auto (default) or off"),
+        Meta(description="draft what answers may say next, where that is quicker: auto or off (default)"),
     ] = None
     image_cache: Annotated[
         Size | None,
