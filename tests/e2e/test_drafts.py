@@ -51,5 +51,5 @@ def test_status_tells_what_came_of_them(system: System) -> None:
         drafts: dict[str, int] | None = worker["drafts"]
         return drafts
 
-    eventually(lambda: told() is not None, within_s=10, what="the worker has said something of itself")
-    assert told() is not None and set(told() or ()) == {"accepted", "rejected"}
+    drafts = eventually(told, within_s=10, what="the worker has said something of itself")
+    assert set(drafts or ()) == {"accepted", "rejected"}
