@@ -23,7 +23,7 @@ from worker.engine.caches import grouping
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.ragged import FED_MAX
-from worker.engine.group import Member, shifts_of
+from worker.engine.group import Company, Member, shifts_of
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Sampler
 
@@ -39,7 +39,7 @@ class Said:
     failure: Exception | None = None
 
 
-class AheadGroup:
+class AheadGroup(Company):
     """Rows that decode in one forward pass, drafts and all."""
 
     def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches]) -> None:
@@ -52,18 +52,6 @@ class AheadGroup:
         self._batch = AheadBatch(fresh())
         self._backlogs: list[list[int]] = []
         self._sampler: Sampler | None = None
-
-    @property
-    def has_holes(self) -> bool:
-        return any(member.dropped for member in self.members)
-
-    @property
-    def is_abandoned(self) -> bool:
-        return all(member.dropped for member in self.members)
-
-    @property
-    def living(self) -> list[Member]:
-        return [member for member in self.members if not member.dropped]
 
     @property
     def nbytes(self) -> int:

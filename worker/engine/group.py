@@ -38,17 +38,10 @@ def shifts_of(members: Sequence[Member]) -> dict[str, mx.array]:
     return {"shifts": mx.array([[member.shift] for member in members], mx.int32)}
 
 
-class Group:
-    """A row that is alone keeps its own caches: they are quicker than a batch of one."""
+class Company:
+    """Rows that decode in one forward pass, in the order of its rows; who was dropped leaves a hole."""
 
-    def __init__(self) -> None:
-        self.members: list[Member] = []
-        self._tokens = mx.array([], mx.uint32)
-        self._sampler: Sampler | None = None
-        self._drawing: Drawing | None = None
-        self._sampled: Sampled | None = None
-        self._own: RowCaches = []
-        self._batch: Batch | None = None
+    members: list[Member]
 
     @property
     def has_holes(self) -> bool:
@@ -61,6 +54,19 @@ class Group:
     @property
     def living(self) -> list[Member]:
         return [member for member in self.members if not member.dropped]
+
+
+class Group(Company):
+    """A row that is alone keeps its own caches: they are quicker than a batch of one."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._tokens = mx.array([], mx.uint32)
+        self._sampler: Sampler | None = None
+        self._drawing: Drawing | None = None
+        self._sampled: Sampled | None = None
+        self._own: RowCaches = []
+        self._batch: Batch | None = None
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from worker.engine.caches import grouping
-from worker.engine.caches.positional import Order
+from worker.engine.caches.positional import Buffers, Order
 from worker.engine.caches.single import fill, temporal
 
 FED_MAX = 16
@@ -47,7 +47,7 @@ class Feed:
         return max(self.lengths) + self.width
 
 
-class RaggedLayer:
+class RaggedLayer(Buffers):
     """One layer of a batch; towards upstream's models a cache. Its buffers, as `PositionalLayer`'s, are
     [rows, heads, columns, width]."""
 
@@ -67,24 +67,6 @@ class RaggedLayer:
     def offset(self) -> mx.array:
         """[rows] int32: the position of the step's first token, once it is written that behind its last."""
         return self._feed.offset + self._feed.width if self._is_fed else self._feed.offset
-
-    @property
-    def keys(self) -> mx.array:
-        """The buffer itself: some models tie to it what must be evaluated with it."""
-        return self._leaves[0]
-
-    @keys.setter
-    def keys(self, value: mx.array) -> None:
-        self._leaves[0] = value
-
-    @property
-    def values(self) -> mx.array:
-        """As `keys`."""
-        return self._leaves[-1]
-
-    @values.setter
-    def values(self, value: mx.array) -> None:
-        self._leaves[-1] = value
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the step's tokens, [rows, heads, width, …]; give out all columns that some row looks at."""
@@ -121,25 +103,7 @@ class RaggedLayer:
         mask = (positions <= asking) & (positions >= 0)
         return mask & (positions > asking - min(windows)) if windows else mask
 
-    @property
-    def state(self) -> list[mx.array]:
-        """What must be evaluated with the step."""
-        return self._leaves
-
-    @property
-    def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in self._leaves)
-
     # --- what the batch uses ---
-
-    @property
-    def cache(self) -> Any:
-        """What the model is given."""
-        return self
-
-    def parts(self) -> list[Any]:
-        """See `CompositeLayer.parts`."""
-        return [self]
 
     def begin(self, counts: Sequence[int]) -> None:
         """A step is to come."""
