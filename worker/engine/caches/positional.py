@@ -21,7 +21,7 @@ Order = Sequence[int]
 
 
 class Buffers:
-    """Keys and values, or with scales and biases three arrays for each; for upstream's models part of a cache."""
+    """Keys and values, or with scales and biases three arrays for each: part of a cache of upstream's."""
 
     _leaves: list[mx.array]
 
