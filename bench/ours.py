@@ -11,6 +11,7 @@ from protocol.messages import Events, Failed, Message
 from worker.contract import Model, Prepared
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.drafting import Drafting
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
@@ -27,7 +28,7 @@ def load(folder: Path) -> Model:
 class Ours:
     """`bench.sides.Side`. `publish` counts what the loop says, and stops it when it has said enough."""
 
-    def __init__(self, model: Model, rows_max: int) -> None:
+    def __init__(self, model: Model, rows_max: int, *, drafting: bool = True) -> None:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop = Loop(
             model=model,
@@ -36,6 +37,7 @@ class Ours:
             ),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
+            drafting=Drafting(is_on=drafting),
         )
         self._submitted = 0
         self._tokens = 0

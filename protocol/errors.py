@@ -116,3 +116,15 @@ def code_named(name: str) -> Code:
         return Code(name)
     except ValueError:
         return Code.INTERNAL_ERROR
+
+
+def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
+    """The refusal of a prompt of so many tokens. `by_memory`: the model itself could take a longer one."""
+    where = " in the memory of this server" if by_memory else ""
+    return RequestError(
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
+        f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
+        param=source,
+        details={"prompt_tokens": tokens, "context_length": context_length},
+    )

@@ -19,6 +19,7 @@ from protocol.parts import (
     Capabilities,
     Count,
     Delta,
+    DraftStatus,
     Form,
     Id,
     ImageStatus,
@@ -75,6 +76,7 @@ class Generate(Message, frozen=True):
     `priority` is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared
     between requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be
     forgotten. Each thought of its answer is closed when it has `thinking_budget` tokens; None: none is.
+    With `speculation` what it may say next is drafted, from its `prediction` too, which changes none of it.
 
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
     deltas numbered from 0 again, as if nothing had happened; its usage counts them.
@@ -105,6 +107,8 @@ class Generate(Message, frozen=True):
     cache_pin: bool = False
     resume: list[Token] = []
     thinking_budget: Count | None = None
+    speculation: bool = True
+    prediction: str = ""
     tokens: list[Token] | None = None
     suffix: str = ""
     source: Name = ""
@@ -207,8 +211,8 @@ class Ready(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
     and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `resources`
-    where they are not told."""
+    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `drafts`
+    where there are none, `resources` where they are not told."""
 
     running: Count
     waiting: Count
@@ -218,6 +222,7 @@ class Heartbeat(Message, frozen=True):
     prefix: PrefixStatus | None = None
     resources: Resources | None = None
     images: ImageStatus | None = None
+    drafts: DraftStatus | None = None
 
 
 class Accepted(Message, frozen=True):

@@ -139,12 +139,15 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts of a finished request. `cached_tokens`: how much of the prompt was not computed again.
-    `reasoning_tokens`: how many of the completion's are thoughts, the markers around them left out."""
+    `reasoning_tokens`: how many of the completion's are thoughts, the markers around them left out. Of the
+    tokens that were drafted, `accepted_tokens` were right and `rejected_tokens` were not."""
 
     prompt_tokens: Count
     completion_tokens: Count
     cached_tokens: Count = 0
     reasoning_tokens: Count = 0
+    accepted_tokens: Count = 0
+    rejected_tokens: Count = 0
 
 
 class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -220,6 +223,13 @@ class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
     device_peak_bytes: Count = 0
     device_spare_bytes: Count = 0
     uptime_s: Seconds = 0.0
+
+
+class DraftStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of the tokens that a worker has drafted since its start, how many were right and how many were not."""
+
+    accepted: Count = 0
+    rejected: Count = 0
 
 
 class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):

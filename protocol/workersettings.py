@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -66,6 +66,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     memory_headroom: Annotated[
         float, Meta(ge=0, lt=1, description="the share of memory that weights and caches leave free")
     ] = 0.1
+    speculation: Annotated[
+        Literal["auto", "off"],
+        Meta(description="auto: what answers may say next is drafted, where that is quicker; off: never"),
+    ] = "off"
     prefix_cache_ram: Annotated[
         Size | None,
         Meta(description="memory for prefixes, to be reused; 0: no reuse; none: a part of what is left"),

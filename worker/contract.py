@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
 from worker.pictures import Blob, Picture
@@ -107,6 +106,8 @@ class Prepared:
     `scored` already. `echo_text`: the prompt's text, where only the tokenizer knows it. `tools`: what the
     answer may call, each name with the JSON schema of its arguments. `single_call`: it ends with its first.
     `pictures`: its images, in order; in `tokens` their keys stand for theirs, the last token is none of them.
+    `speculation`: what it says next may be drafted, which changes nothing of it; it is likely to say much of
+    `prediction`.
     """
 
     id: str
@@ -129,6 +130,8 @@ class Prepared:
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     single_call: bool = False
     pictures: tuple[Picture, ...] = ()
+    speculation: bool = True
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +155,6 @@ class Preparer(Protocol):
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
         """For one that says what it wants by `tokenizing`. Raises as `prepare`, but takes prompts of any
         length, an empty one as well."""
-
-
-def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
-    """The refusal of a prompt of so many tokens. `by_memory`: the model itself could take a longer one."""
-    where = " in the memory of this server" if by_memory else ""
-    return RequestError(
-        Code.CONTEXT_LENGTH_EXCEEDED,
-        f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
-        f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
-        param=source,
-        details={"prompt_tokens": tokens, "context_length": context_length},
-    )
 
 
 class Growth(NamedTuple):
@@ -228,17 +219,28 @@ class Targets:
 NO_TARGETS: Mapping[str, Targets] = {}
 
 
+class Drawn(NamedTuple):
+    """A token of an answer, and how likely it was, if that was asked for."""
+
+    token: int
+    likelihood: Likelihood | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one decode step read: at most one token for each started row, none for one that has just joined.
 
     `likelihoods`: of the rows that ask for them. `failed`: rows whose grammar has failed, and why; they
-    have no token, nor will have.
+    have no token, nor will have. `further`: what follows these in rows that drafts were made for.
     """
 
     tokens: Mapping[str, int]
     likelihoods: Mapping[str, Likelihood]
     failed: Mapping[str, Exception] = field(default_factory=dict)
+    further: Mapping[str, Sequence[Drawn]] = field(default_factory=dict)
+
+
+NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +312,15 @@ class Engine(Protocol):
         preempted or resumed. All but the last have been prefilled. Cheap: nothing is computed here.
         """
 
-    def step(self) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
         """Feed every started row its last token; return the tokens drawn by the previous call.
 
         So the first token of a row is returned by the second step after its start. Rows that have ended or
         failed must be dropped before the next call.
+
+        `drafts`: what some rows may say next, behind all that was returned of them. It is run together, and
+        what of it is right is returned by this call, with the token behind it, in place of one by the next.
+        Nobody's tokens are others for it.
         """
 
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:

@@ -51,6 +51,8 @@ def generate(
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
         thinking_budget=body.thought_tokens_max,
+        speculation=body.speculation is not False,
+        prediction=body.prediction.text if body.prediction else "",
         form=form_of(body),
         calling=offer.calling,
     )

@@ -74,6 +74,19 @@ class Message(Struct):
     refusal: str | None = None
 
 
+class Prediction(Struct):
+    """What much of the answer will be, as OpenAI has it."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class Body(FormParameters, kw_only=True):
     """What is read of the body, beside what the dialects share."""
 
@@ -93,6 +106,7 @@ class Body(FormParameters, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
+    prediction: Prediction | None = None
 
     @property
     def thought_tokens_max(self) -> int | None:

@@ -115,6 +115,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             stop=stop_strings(body),
             max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
             ignore_eos=bool(body.ignore_eos),
+            speculation=body.speculation is not False,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             cache_pin=bool(body.cache_pin),

@@ -34,6 +34,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-    if usage.reasoning_tokens:
-        document["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    details = {
+        "reasoning_tokens": usage.reasoning_tokens,
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.rejected_tokens,
+    }
+    if any(details.values()):
+        document["completion_tokens_details"] = {name: count for name, count in details.items() if count}
     return document

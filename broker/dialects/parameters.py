@@ -52,6 +52,7 @@ class Parameters(Struct, kw_only=True):
     `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (of those that wait, the smallest is
     served first) are extensions, named as elsewhere; so are `cache_salt` (prefixes are shared between
     requests with the same one only) and `cache_pin` (those of this request are the last to be forgotten).
+    Without `speculation` nothing is drafted of an answer, which changes nothing but how fast it comes.
     """
 
     model: str | None = None
@@ -71,6 +72,7 @@ class Parameters(Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     priority: int | None = None
+    speculation: bool | None = None
     min_tokens: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None

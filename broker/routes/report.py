@@ -122,6 +122,7 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "start_s": ready.start_s if ready else {},
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
+        "drafts": asdict(beat.drafts) if beat and beat.drafts else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
 

@@ -49,6 +49,7 @@ WORKER_FLAGS = (
     "prefix_cache_disk",
     "prefix_cache_dir",
     "image_cache",
+    "speculation",
     "drain_timeout_s",
     "curve_keys",
     "log_format",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -137,6 +137,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     prefix_cache_dir: Annotated[
         Path | None, Meta(description="their folder (default: in the user's cache folder)")
+    ] = None
+    speculation: Annotated[
+        Literal["auto", "off"] | None,
+        Meta(description="draft what answers may say next, where that is quicker: auto or off (default)"),
     ] = None
     image_cache: Annotated[
         Size | None,

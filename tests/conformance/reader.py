@@ -20,10 +20,11 @@ from weakref import WeakValueDictionary
 
 from protocol import lifeline, logs
 from protocol.conversation import Conversation, unpack
+from protocol.errors import too_long
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
 from protocol.workersettings import WorkerSettings
-from worker.contract import Draw, Facts, Growth, Model, Prepared, Progress, too_long
+from worker.contract import Draw, Facts, Growth, Model, Prepared, Progress
 from worker.fake.engine import END, FakeEngine
 from worker.fake.script import Script
 from worker.fake.text import FakePipeline, FakePrepared

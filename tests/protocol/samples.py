@@ -43,6 +43,7 @@ from protocol.parts import (
     Calling,
     Capabilities,
     Delta,
+    DraftStatus,
     Form,
     ImageStatus,
     Likelihood,
@@ -113,6 +114,8 @@ FULL: list[Message] = [
         cache_pin=True,
         resume=[0, 70000],
         thinking_budget=1024,
+        speculation=False,
+        prediction="def 駅(): ...",
         tokens=[1, 151643],
         suffix="\n    return 駅",
         source="prompt[1]",
@@ -214,6 +217,7 @@ FULL: list[Message] = [
             uptime_s=86400.5,
         ),
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
+        drafts=DraftStatus(accepted=2**40, rejected=2**20),
     ),
     Accepted(
         incarnation=WORKER,
@@ -258,7 +262,14 @@ FULL: list[Message] = [
         incarnation=WORKER,
         id="chatcmpl-1",
         reason="length",
-        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
+        usage=Usage(
+            prompt_tokens=300,
+            completion_tokens=64,
+            cached_tokens=256,
+            reasoning_tokens=48,
+            accepted_tokens=40,
+            rejected_tokens=5,
+        ),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
         stop="</end>",
     ),
@@ -786,6 +797,113 @@ BEFORE_RESOURCES: list[Message] = [
 ]
 """As `FULL` before workers told what they take."""
 
+BEFORE_DRAFTS: list[Message] = [
+    Heartbeat(
+        incarnation=WORKER,
+        running=3,
+        waiting=70000,
+        steps=2**40,
+        cache_bytes=2**36,
+        rows=[
+            RowStatus(
+                id="chatcmpl-1",
+                phase="decode",
+                prompt_tokens=300,
+                prefilled=300,
+                answered=12,
+                seconds=2.5,
+                first_token_s=0.25,
+                reuse=REUSE,
+                preemptions=2,
+            ),
+            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+        ],
+        prefix=PrefixStatus(
+            ram_bytes=2**32,
+            ram_limit=2**33,
+            disk_bytes=2**34,
+            disk_limit=2**35,
+            blocks=90,
+            snapshots=7,
+            lookups=1000,
+            hits=960,
+            prompt_tokens=2**33,
+            reused_tokens=2**32,
+            misses={"diverged": 30, "evicted": 10},
+            top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+        ),
+        resources=Resources(
+            resident_bytes=2**34,
+            device_bytes=2**35,
+            device_peak_bytes=2**36,
+            device_spare_bytes=2**30,
+            uptime_s=86400.5,
+        ),
+        images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
+    ),
+    Generate(
+        incarnation=GATEWAY,
+        id="chatcmpl-1",
+        sampling=Sampling(
+            seed=2**63 - 1,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            logit_bias={50256: -100.0, 7: 1.5},
+            logprobs=20,
+        ),
+        messages=pack(
+            [
+                {"role": "system", "content": "Du bist der Fahrdienstleiter."},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "駅はどこ? 🚂"}]},
+            ]
+        ),
+        prompt="raw",
+        tools=pack([{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}]),
+        template_kwargs=pack({"enable_thinking": False, "budget": 1.5, "nothing": None}),
+        media=[
+            Media(
+                frame=0,
+                frames=2,
+                mime="image/png",
+                sha256="ab" * 32,
+                pixels_max=2**18,
+                param="messages[1].content[0]",
+            )
+        ],
+        stop=["\n\n", "</end>"],
+        max_tokens=64,
+        ignore_eos=True,
+        priority=-3,
+        deadline_s=2.5,
+        cache_salt="Mieter 7 駅",
+        cache_pin=True,
+        resume=[0, 70000],
+        thinking_budget=1024,
+        tokens=[1, 151643],
+        suffix="\n    return 駅",
+        source="prompt[1]",
+        echo=True,
+        scored=1024,
+        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(prompt_tokens=300, completion_tokens=64, cached_tokens=256, reasoning_tokens=48),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+        stop="</end>",
+    ),
+]
+"""As `FULL` before tokens were drafted."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -801,6 +919,7 @@ KINDS = {
     "before_videos": BEFORE_VIDEOS,
     "before_images": BEFORE_IMAGES,
     "before_resources": BEFORE_RESOURCES,
+    "before_drafts": BEFORE_DRAFTS,
     "before_laps": BEFORE_LAPS,
 }
 

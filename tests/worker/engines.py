@@ -11,6 +11,7 @@ from typing import Any
 from protocol.messages import Events, Failed, Finished, Message
 from protocol.parts import Capabilities, Delta
 from worker.contract import (
+    NO_DRAFTS,
     NO_TARGETS,
     Cut,
     Draw,
@@ -245,7 +246,7 @@ class ScriptedEngine:
     def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
         return Cut(tuple(rest), len(rest))
 
-    def step(self) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
         if not self.decoding:
             self.breaches.append("a step with no row")
         self._call("step")

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from protocol.errors import Code
-from worker.contract import too_long
+from protocol.errors import Code, too_long
 
 # As they stand in the agents' programs: opencode 1.18 and pi 0.74, qwen-code 0.24, Claude Code 2.1.
 MESSAGES = {

@@ -13,7 +13,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ PROMPT_TOKENS_MAX = 120
 ANSWER_TOKENS_MAX = 32
 BUFFER_TOKENS = 256
 """Upstream's buffers, and ours, grow by so many; a few prompts come close to it."""
+DRAFTED_MAX = 20
+"""More than a row is fed in a step."""
 DISTURBANCES = {"forked", "restored", "dropped"}
 TIE = 1e-3
 """A gap between two tokens that rounding may turn about."""
@@ -105,10 +107,18 @@ class Life:
     """
 
     def __init__(
-        self, engine: Engine, jobs: Sequence[Job], rng: random.Random, *, whole: bool = False
+        self,
+        engine: Engine,
+        jobs: Sequence[Job],
+        rng: random.Random,
+        *,
+        whole: bool = False,
+        expected: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """`whole`: prompts are run in one piece, which no other row's or an earlier one's is a part of."""
+        """`whole`: prompts are run in one piece, which no other row's or an earlier one's is a part of.
+        `expected`: what each row will say, to make drafts of; None: none are made."""
         self._engine, self._rng, self._whole = engine, rng, whole
+        self._expected = expected
         self._jobs = {job.name: job for job in jobs}
         self._waiting = list(self._jobs)
         self._prefilled: dict[str, int] = {}
@@ -217,13 +227,30 @@ class Life:
                     self._waiting.append(name)
 
     def _step(self) -> None:
-        tokens = self._engine.step().tokens
-        assert tokens.keys() == self._fed
+        step = self._engine.step(self._drafts())
+        assert step.tokens.keys() >= self._fed if self._expected else step.tokens.keys() == self._fed
         self._fed = set(self._started)
-        for name, token in tokens.items():
-            self.answers[name].append(token)
-            if len(self.answers[name]) == self._jobs[name].tokens:
+        for name, token in step.tokens.items():
+            self.answers[name] += [token, *(drawn.token for drawn in step.further.get(name, ()))]
+            if len(self.answers[name]) >= self._jobs[name].tokens:
+                del self.answers[name][self._jobs[name].tokens :]
                 self._drop(name)
+
+    def _drafts(self) -> dict[str, list[int]]:
+        """What some rows may say next: right, right at first, wrong, and beyond their ends."""
+        drafts: dict[str, list[int]] = {}
+        if self._expected is None or self._rng.random() < 0.3:
+            return drafts
+        for name in sorted(self._started):
+            if self._rng.random() < 0.4:
+                continue
+            count, done = self._rng.randint(1, DRAFTED_MAX), len(self.answers[name])
+            right = [*self._expected[name][done : done + count]]
+            draft = [*right, *(self._rng.randrange(_VOCABULARY) for _ in range(count - len(right)))]
+            if self._rng.random() < 0.5:
+                draft[self._rng.randrange(count)] = self._rng.randrange(_VOCABULARY)
+            drafts[name] = draft
+        return drafts
 
     def _drop(self, name: str) -> None:
         self._engine.drop(name)
@@ -283,10 +310,17 @@ class Played:
 
 
 def differences(
-    model: Model, architecture: str, seed: int, oracle: Oracle, rows: int = ROWS, *, is_whole: bool = False
+    model: Model,
+    architecture: str,
+    seed: int,
+    oracle: Oracle,
+    rows: int = ROWS,
+    *,
+    is_whole: bool = False,
+    drafted: bool = False,
 ) -> list[Difference]:
     """Play one scenario. `is_whole`: all that can happen to a row is expected to happen in it."""
-    played = play(model, architecture, seed, oracle, rows)
+    played = play(model, architecture, seed, oracle, rows, drafted=drafted)
     assert not is_whole or played.seen == possible(model), f"seed {seed} is of a calm life"
     return played.differences
 
@@ -297,18 +331,26 @@ def possible(model: Model) -> set[str]:
 
 
 def play(
-    model: Model, architecture: str, seed: int, oracle: Oracle, rows: int = ROWS, *, whole: bool = False
+    model: Model,
+    architecture: str,
+    seed: int,
+    oracle: Oracle,
+    rows: int = ROWS,
+    *,
+    whole: bool = False,
+    drafted: bool = False,
 ) -> Played:
     """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone.
 
-    `whole`: with prompts in one piece, and none preempted.
+    `whole`: with prompts in one piece, and none preempted. `drafted`: with drafts.
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
     greedy = [job for job in jobs if _is_greedy(job)]
     requests = [_question(job) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
-    life = Life(model.engine, jobs, rng, whole=whole)
+    expected = _alone(model, jobs, rng) if drafted else None
+    life = Life(model.engine, jobs, rng, whole=whole, expected=expected)
     try:
         said = life.play(calm=whole)
     finally:
@@ -322,6 +364,11 @@ def play(
             alone |= Life(model.engine, [job], rng, whole=whole).play(calm=True)
     found = [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
     return Played(found, life.seen, max(len(set(answer["tokens"])) for answer in answers))
+
+
+def _alone(model: Model, jobs: Sequence[Job], rng: random.Random) -> dict[str, Sequence[int]]:
+    """What each row says by itself."""
+    return {job.name: Life(model.engine, [job], rng).play(calm=True)[job.name] for job in jobs}
 
 
 def _is_greedy(job: Job) -> bool:

@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
@@ -56,6 +58,8 @@ class BatchEngine:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
         `abilities`: what its rows can do; None: that is tried, on the model as it is."""
         self._model = model
+        self._fresh = partial(make_prompt_cache, model)
+        """Makes empty caches of a row. No method: who has it must not keep the engine alive."""
         self._sight = Sight(model)
         self.abilities = abilities or find_abilities(Stage(model))
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
@@ -65,6 +69,7 @@ class BatchEngine:
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
+        self._ahead = Ahead(model, self._fresh)
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
         self._advanced = 0
@@ -142,7 +147,8 @@ class BatchEngine:
         if row in self._prefilling:
             return self._prefilling[row], 0
         member = self._members[row]
-        group = next((group for group in self._groups if member in group.members), None)
+        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
+        group = next((group for group in groups if member in group.members), None)
         return (member.caches, 0) if group is None else group.source(member)
 
     def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
@@ -165,16 +171,21 @@ class BatchEngine:
 
     # --- decode ---
 
-    def step(self) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
         """See `contract.Engine`. Waits for what the last step set out to compute."""
         unread, self._unread = self._unread, []
         self._reseat()
+        drafts = drafts if self.abilities.ahead else NO_DRAFTS
+        turning = [group for group in self._groups if any(m.name in drafts for m in group.members)]
+        self._groups = [group for group in self._groups if group not in turning]
         questions = [question for group in self._groups for question in group.dispatch(self._model)]
         step = self._read(unread)
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
+        for group in turning:
+            self._ahead.board(group.detach(self._fresh))
         self._advance(1)
-        return step
+        return self._ahead.run(step, drafts, self._helpers)
 
     def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}
@@ -206,11 +217,19 @@ class BatchEngine:
         self._joining = [joining for joining in self._joining if joining is not member]
         # What nobody waits for is let go at once, not at a step that may never come.
         self._groups = [group for group in self._groups if not group.is_abandoned]
+        self._ahead.let_go()
         self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
 
     def reset(self) -> None:
         """See `contract.Engine`."""
-        for held in (self._prefilling, self._members, self._joining, self._groups, self._unread):
+        for held in (
+            self._prefilling,
+            self._members,
+            self._joining,
+            self._groups,
+            self._ahead.groups,
+            self._unread,
+        ):
             held.clear()
         self._sight.clear()
         mx.clear_cache()
@@ -221,7 +240,8 @@ class BatchEngine:
         """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
         own: int = sum(cache.nbytes for caches in rows for cache in caches)
-        return own + sum(group.nbytes for group in self._groups)
+        groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
+        return own + sum(group.nbytes for group in groups)
 
     def row_bytes(self, tokens: int) -> int:
         """See `contract.Engine`."""
@@ -230,6 +250,7 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
+        self._joining = self._ahead.reseat(self._joining)
         if not self._joining and not any(group.has_holes for group in self._groups):
             return
         joining, self._joining = self._joining, []
@@ -263,9 +284,6 @@ class BatchEngine:
         parts = grouping.partition([member.length for member in everybody])
         self._groups = [Group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
-
-    def _fresh(self) -> RowCaches:
-        return make_prompt_cache(self._model)
 
     def _advance(self, tokens: int) -> None:
         # Clearing costs every later step its warm buffers, never clearing keeps those of outgrown caches.

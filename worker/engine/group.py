@@ -31,17 +31,17 @@ class Member:
     dropped: bool = False
 
 
-class Group:
-    """A row that is alone keeps its own caches: they are quicker than a batch of one."""
+def shifts_of(members: Sequence[Member]) -> dict[str, mx.array]:
+    """What a model that sees is told of rows with images; the others are told nothing."""
+    if not any(member.shift for member in members):
+        return {}
+    return {"shifts": mx.array([[member.shift] for member in members], mx.int32)}
 
-    def __init__(self) -> None:
-        self.members: list[Member] = []
-        self._tokens = mx.array([], mx.uint32)
-        self._sampler: Sampler | None = None
-        self._drawing: Drawing | None = None
-        self._sampled: Sampled | None = None
-        self._own: RowCaches = []
-        self._batch: Batch | None = None
+
+class Company:
+    """Rows that decode in one forward pass, in the order of its rows; who was dropped leaves a hole."""
+
+    members: list[Member]
 
     @property
     def has_holes(self) -> bool:
@@ -54,6 +54,19 @@ class Group:
     @property
     def living(self) -> list[Member]:
         return [member for member in self.members if not member.dropped]
+
+
+class Group(Company):
+    """A row that is alone keeps its own caches: they are quicker than a batch of one."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._tokens = mx.array([], mx.uint32)
+        self._sampler: Sampler | None = None
+        self._drawing: Drawing | None = None
+        self._sampled: Sampled | None = None
+        self._own: RowCaches = []
+        self._batch: Batch | None = None
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +81,7 @@ class Group:
         """
         assert self._sampler is not None
         caches = self._own if self._batch is None else self._batch.caches
-        logits = model(self._tokens[:, None], cache=caches, **self._shifts())[:, -1, :]
+        logits = model(self._tokens[:, None], cache=caches, **shifts_of(self.members))[:, -1, :]
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
             self._batch.advance()
@@ -81,12 +94,6 @@ class Group:
         else:
             self._finish(drawing, self._state())
         return drawing.questions
-
-    def _shifts(self) -> dict[str, mx.array]:
-        """What a model that sees is told of rows with images; the others are told nothing."""
-        if not any(member.shift for member in self.members):
-            return {}
-        return {"shifts": mx.array([[member.shift] for member in self.members], mx.int32)}
 
     def drawn(self) -> Sampled:
         """What was set out to be drawn, when its questions have been answered."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
+from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
 from worker.fake.pictures import FakeSight
 from worker.fake.script import Script
 from worker.pictures import Blob, Picture
@@ -76,7 +76,8 @@ class FakeEngine:
     def _script(self, row: str) -> Script:
         return self.scripts.get(row, Script())
 
-    def step(self) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
+        """What is drafted is passed over."""
         pause_ms = max([self.step_ms, *(row.script.slow_ms for row in self.rows.values())])
         if pause_ms:
             time.sleep(pause_ms / 1000)

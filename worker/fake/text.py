@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol.conversation import unpack
-from protocol.errors import Code, RequestError
+from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Tokenizing
-from worker.contract import Draw, Growth, Prepared, Tokenized, too_long
+from worker.contract import Draw, Growth, Prepared, Tokenized
 from worker.fake.engine import END, WORDS
 from worker.fake.eyes import seen
 from worker.fake.pictures import IMAGE_TOKENS, pictures_in, with_keys

@@ -23,6 +23,7 @@ from worker.line.pool import PreparerPool
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.commands import Command, Stop
 from worker.schedule.counters import Counters
+from worker.schedule.drafting import Drafting
 from worker.schedule.encoding import STEP_SHARE, EncodingLoop
 from worker.schedule.loop import Loop
 from worker.schedule.pace import Pace
@@ -141,6 +142,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
+            drafting=Drafting(is_on=settings.speculation == "auto"),
             device_memory=self._device_memory,
         )
 

@@ -227,6 +227,7 @@ class Service:
                 prefix=counters.prefix,
                 resources=self._meter.read(counters.device),
                 images=counters.images,
+                drafts=counters.drafts,
             )
         )
         self._logbook.note(logbook.describe(counters.steps, counters.rows))

@@ -15,10 +15,10 @@ from mlx_lm.utils import load_tokenizer
 from msgspec import UNSET
 
 from protocol.conversation import Conversation, unpack
-from protocol.errors import Code, RequestError
+from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Generate
 from protocol.parts import Tokenizing
-from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized, too_long
+from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized
 from worker.grammars.forms import is_json
 from worker.grammars.guide import HeldGrammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
@@ -114,6 +114,8 @@ class TextPreparer:
             echo_text=self._completion.echo_text(request),
             tools={tool.name: tool.schema for tool in offered(conversation)},
             single_call=request.calling is not None and request.calling.single,
+            speculation=request.speculation,
+            prediction=tuple(self._encode(request.prediction, "prediction", special=False)),
             pictures=laid.pictures,
         )
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from protocol.errors import Code, RequestError
+from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Embed, Rank
 from protocol.texts import unpack
-from worker.contract import too_long
 from worker.texts import PreparedTexts, Text
 
 TEXTS_AT_ONCE = 64

@@ -96,7 +96,7 @@ class Trials:
 
 def _are_complete(abilities: Abilities) -> bool:
     """Nothing was refused, for whatever reason."""
-    proven = abilities.together, abilities.padded, abilities.restorable, abilities.cut
+    proven = abilities.together, abilities.padded, abilities.restorable, abilities.cut, abilities.ahead
     return all(proven) and not abilities.reasons
 
 

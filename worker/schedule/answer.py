@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol import parts
 from protocol.parts import Delta, PromptToken, RowStatus, Timings, Usage
-from worker.contract import Growth, Likelihood, Pipeline
+from worker.contract import Drawn, Growth, Likelihood, Pipeline
 from worker.schedule.rows import Row
 
 
@@ -21,6 +22,13 @@ class Answer:
     decode_at: float | None = None
     first_token_at: float | None = None
     sequence: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    def tried(self, right: int, wrong: int) -> None:
+        """So many tokens were drafted for it."""
+        self.accepted += right
+        self.rejected += wrong
 
     def replay(self) -> str | None:
         """Go through what another worker has answered and said; why that was the end, if it was, or if there
@@ -30,21 +38,33 @@ class Answer:
             _, reason = self._advance(token, count, fits=True)
         return reason
 
-    def gain(self, token: int, likelihood: Likelihood | None, *, fits: bool) -> tuple[Delta, str | None]:
-        """What a token brings and, where it is the last one, why. `fits`: there is memory for more."""
-        growth, reason = self._advance(token, len(self.row.answered), fits=fits)
-        # The end of an answer is no token of it, and only the worker knows which tokens are ends.
-        # Who scores texts counts on one more than the prompt has.
-        is_shown = growth.is_content and (self.row.request.echo or token not in self.row.request.end_tokens)
-        reported = [self._spell(token, likelihood)] if likelihood is not None and is_shown else []
+    def gain(self, run: Sequence[Drawn], answered: Callable[[int], bool]) -> tuple[Delta, str | None]:
+        """What tokens bring, one after the other up to the last one, and why that is the last. `answered`
+        counts one, and says whether there is memory for more."""
+        request = self.row.request
+        tokens: list[int] = []
+        reported: list[parts.Likelihood] = []
+        grown, reason = Growth(), None
+        for token, likelihood in run:
+            fits = answered(token)
+            growth, reason = self._advance(token, len(self.row.answered), fits=fits)
+            tokens.append(token)
+            grown = growth if len(tokens) == 1 else grown.then(growth)
+            # The end of an answer is no token of it, and only the worker knows which tokens are ends.
+            # Who scores texts counts on one more than the prompt has.
+            is_shown = growth.is_content and (request.echo or token not in request.end_tokens)
+            if likelihood is not None and is_shown:
+                reported.append(self._spell(token, likelihood))
+            if reason is not None:
+                break
         delta = Delta(
-            id=self.row.request.id,
+            id=request.id,
             sequence=self.sequence,
-            tokens=[token],
-            text=growth.text,
-            reasoning=growth.reasoning,
+            tokens=tokens,
+            text=grown.text,
+            reasoning=grown.reasoning,
             likelihoods=reported,
-            calls=list(growth.calls),
+            calls=list(grown.calls),
         )
         self.sequence += 1
         return delta, reason
@@ -90,6 +110,8 @@ class Answer:
             completion_tokens=len(self.row.answered),
             cached_tokens=self.row.reuse.tokens if self.row.reuse else 0,
             reasoning_tokens=self.pipeline.reasoning_tokens,
+            accepted_tokens=self.accepted,
+            rejected_tokens=self.rejected,
         )
 
     def status(self, now: float) -> RowStatus:

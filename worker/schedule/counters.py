@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.parts import ImageStatus, PrefixStatus, Resources, RowStatus
+from protocol.parts import DraftStatus, ImageStatus, PrefixStatus, Resources, RowStatus
 
 TOLD_EVERY_S = 0.2
 """How often the heartbeat gets to know each row anew."""
@@ -22,3 +22,4 @@ class Counters:
     prefix: PrefixStatus | None = None
     device: Resources = field(default_factory=Resources)
     images: ImageStatus | None = None
+    drafts: DraftStatus | None = None

@@ -14,16 +14,18 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Resources, Reuse
-from worker.contract import Likelihood, Model, Prepared, Step, Targets
+from worker.contract import Drawn, Likelihood, Model, Prepared, Step, Targets
 from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
 from worker.schedule.counters import TOLD_EVERY_S, Counters
+from worker.schedule.drafting import Drafting
 from worker.schedule.failures import Failures
 from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Chunk, Group, Look, Phase, Row
@@ -48,6 +50,7 @@ class Loop:
     store: Store | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    drafting: Drafting = field(default_factory=Drafting)
     device_memory: Callable[[], Resources] = Resources
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
@@ -148,6 +151,7 @@ class Loop:
             if keeps:
                 self.store.keep_ended(row)
         self.model.engine.drop(id)
+        self.drafting.drop(id)
         self._answers.pop(id, None)
 
     # --- steps ---
@@ -179,13 +183,17 @@ class Loop:
         self._count()
 
     def _decode(self) -> None:
+        rows = self.scheduler.decoding
         try:
-            step = self.model.engine.step()
+            step = self.model.engine.step(self.drafting.propose(rows))
         except Exception as error:  # nobody's fault in particular
             self._fail_step(error)
             return
         # A step without tokens has only set out to compute some.
-        self.scheduler.lap(self.clock(), decoded=True if step.tokens else None)
+        now = self.clock()
+        self.scheduler.lap(now, decoded=True if step.tokens else None)
+        for id, tried in self.drafting.learn(step, len(rows), now).items():
+            self._answers[id].tried(*tried)
         for id, failure in step.failed.items():
             log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, _engine_error(failure))
@@ -195,27 +203,28 @@ class Loop:
 
     def _hand_out(self, step: Step) -> None:
         deltas: list[Delta] = []
-        ended: list[tuple[str, str]] = []
-        likelihoods, answered, now = step.likelihoods, self.scheduler.answered, self.clock()
+        ended: list[tuple[str, str, bool]] = []
+        likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
         for id, token in step.tokens.items():
             answer = self._answers.get(id)
             if answer is None:
                 continue
             try:
-                fits = answered(answer.row, token)
+                run = (Drawn(token, likelihoods.get(id)), *step.further.get(id, ()))
                 answer.first_token_at = answer.first_token_at or now
-                delta, reason = answer.gain(token, likelihoods.get(id), fits=fits)
+                delta, reason = answer.gain(run, partial(self.scheduler.answered, answer.row))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", id, extra=about(id))
                 self._fail_row(id, _engine_error(error))
                 continue
             deltas.append(delta)
             if reason is not None:
-                ended.append((id, reason))
+                ended.append((id, reason, len(delta.tokens) == len(run)))
         if deltas:
             self.publisher.events(deltas)
-        for id, reason in ended:
-            self._finish(id, reason)
+        for id, reason, is_whole in ended:
+            # What was drawn beyond the end is in the states, which nothing takes out again.
+            self._finish(id, reason, keeps=is_whole or not (shape and shape.has_states))
 
     def _look(self, look: Look) -> None:
         """Encode an image. If that fails, the row it was planned for does; others who have it try again."""
@@ -232,6 +241,7 @@ class Loop:
 
     def _prefill(self, group: Group) -> None:
         now = self.clock()
+        self.drafting.interrupt()
         for chunk in group:
             answer = self._answers[chunk.row.id]
             answer.prefill_at = answer.prefill_at or now
@@ -342,9 +352,9 @@ class Loop:
 
     # --- ends ---
 
-    def _finish(self, id: str, reason: str) -> None:
+    def _finish(self, id: str, reason: str, *, keeps: bool = True) -> None:
         answer = self._answers[id]
-        self._leave(id)
+        self._leave(id, keeps=keeps)
         self.publisher.finished(answer, reason, self.clock())
 
     def _fail_row(self, id: str, error: RequestError) -> None:
@@ -382,6 +392,7 @@ class Loop:
             self.counters.prefix = self.store.status() if self.store else None
             self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status
+            self.counters.drafts = self.drafting.status()
 
 
 def _engine_error(error: Exception) -> RequestError:

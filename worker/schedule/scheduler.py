@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.errors import RequestError
+from protocol.errors import RequestError, too_long
 from protocol.parts import ImageStatus
-from worker.contract import Prepared, too_long
+from worker.contract import Prepared
 from worker.pictures import Picture
 from worker.prefixes.index import Match, PrefixIndex
 from worker.schedule.gallery import Gallery, pictures_of
@@ -81,6 +81,11 @@ class Scheduler:
     def decodes(self) -> bool:
         """Whether any row is started."""
         return bool(self._in[Phase.DECODE])
+
+    @property
+    def decoding(self) -> list[Row]:
+        """The rows that are started."""
+        return list(self._in[Phase.DECODE].values())
 
     def count(self, *phases: Phase) -> int:
         """How many rows stand in one of `phases`."""

@@ -61,6 +61,7 @@ def generate(
         stop=stop_strings(body),
         max_tokens=body.max_output_tokens,
         ignore_eos=bool(body.ignore_eos),
+        speculation=body.speculation is not False,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),

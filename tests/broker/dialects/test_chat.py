@@ -20,6 +20,7 @@ from protocol.messages import Accepted, Failed, Finished, Generate
 from protocol.parts import Delta, Media, Sampling, Usage
 
 HELLO = [{"role": "user", "content": "hello"}]
+PREDICTED = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
 def body(**fields: Any) -> bytes:
@@ -204,6 +205,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"thinking_budget": True}}, "chat_template_kwargs.thinking_budget"),
     ({"chat_template_kwargs": {"thinking_budget": 0}}, "chat_template_kwargs.thinking_budget"),
     ({"ignore_eos": 1}, "ignore_eos"),
+    ({"speculation": 1}, "speculation"),
+    ({"prediction": "text"}, "prediction"),
+    ({"prediction": {"type": "content", "content": 7}}, "prediction.content"),
     ({"cache_salt": 7}, "cache_salt"),
     ({"cache_salt": ["a"]}, "cache_salt"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
@@ -351,6 +355,8 @@ def test_every_parameter_arrives() -> None:
         stop=["a", "b"],
         max_tokens=64,
         ignore_eos=True,
+        speculation=False,
+        prediction={"type": "content", "content": PREDICTED},
         tools=TOOLS,
         chat_template_kwargs={"style": "brief"},
         repetition_penalty=1.1,
@@ -386,10 +392,23 @@ def test_every_parameter_arrives() -> None:
         stop=["a", "b"],
         max_tokens=64,
         ignore_eos=True,
+        speculation=False,
+        prediction="ab",
         priority=-3,
         cache_salt="駅" * 256,
         cache_pin=True,
     )
+
+
+def test_what_was_drafted_is_told_with_the_usage() -> None:
+    told = openai.usage_object(
+        Usage(prompt_tokens=5, completion_tokens=9, accepted_tokens=6, rejected_tokens=2)
+    )
+    assert told["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 6,
+        "rejected_prediction_tokens": 2,
+    }
+    assert "completion_tokens_details" not in openai.usage_object(Usage(prompt_tokens=5, completion_tokens=9))
 
 
 @pytest.mark.parametrize(

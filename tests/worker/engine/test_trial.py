@@ -23,6 +23,8 @@ from worker.models.vision import load_network
 
 SPARSE = "family-minimax_m3_vl"
 
+ABLE = Abilities(together=True, padded=True, restorable=True, cut=True, ahead=True)
+
 
 class Silencing(nn.Module):
     """A network some of whose tokens never come."""
@@ -103,7 +105,7 @@ def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
 
 def test_tokens_that_are_ruled_out_make_no_difference() -> None:
     found = find_abilities(Stage(Silencing(load_model(model_folder("dense"))[0])))
-    assert found == Abilities(together=True, padded=True, restorable=True, cut=True)
+    assert found == ABLE
 
 
 def test_the_network_that_is_tried_has_the_models_own_arrays_and_near_thresholds() -> None:
@@ -122,7 +124,7 @@ def test_a_model_that_sees_is_tried_with_near_thresholds_too() -> None:
     stage = stage_for(folder, load_network(folder), load_network)
     assert stage.threshold == NEAR_TOKENS
     assert NEAR_TOKENS in [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
-    assert find_abilities(stage) == Abilities(together=True, padded=True, restorable=True, cut=True)
+    assert find_abilities(stage) == ABLE
 
 
 def test_a_model_without_thresholds_is_tried_as_it_is() -> None:

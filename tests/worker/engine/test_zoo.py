@@ -30,6 +30,19 @@ OTHERS = {
 """The first seed of a scenario with so few rows in which rows are forked, restored, and cancelled or
 preempted, if it is another. `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
 
+DRAFTED = (
+    "dense",
+    "hybrid",
+    "sliding",
+    "llama_4bit",
+    "deepseek_v3",
+    "gpt_oss",
+    "mamba2",
+    "kimi_linear",
+    "lfm2",
+)
+"""One for each kind of layer that rows which run ahead may have."""
+
 
 ALIKE = {
     "exaone4": "sliding",
@@ -66,3 +79,8 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
     seed = OTHERS.get(architecture, FIRST)
     assert differences(load(architecture), architecture, seed, oracle, ROWS, is_whole=True) == []
+
+
+@pytest.mark.parametrize("architecture", DRAFTED)
+def test_rows_that_are_fed_drafts_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
+    assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []

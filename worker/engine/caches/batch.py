@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -30,7 +31,9 @@ class Batch:
     def __init__(self, like: RowCaches) -> None:
         """`like`: caches of a single row. Raises `ValueError` where a layer cannot be batched."""
         self._seats = Seats()
-        self._layers: list[Layer] = [batch_layer(self._seats, layer) for layer in like]
+        self._layers: list[Layer] = [
+            batch_layer(layer, partial(PositionalLayer, self._seats)) for layer in like
+        ]
         self.caches: list[Any] = []
         """What the model is given, one cache per layer."""
 

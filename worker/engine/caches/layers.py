@@ -8,13 +8,12 @@ used. What a layer is, is found by what it can do, never by its class.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from worker.engine.caches.positional import Order, PositionalLayer
-from worker.engine.caches.seats import Seats
 from worker.engine.caches.single import is_positional
 from worker.engine.trees import arrays_of
 
@@ -64,7 +63,8 @@ class StateLayer:
 
     def extract(self, row: int, fresh: Any) -> Any:
         """See `PositionalLayer.extract`."""
-        return self.cache.extract(row)
+        # Of rows that nothing was fed yet there is no state, and upstream takes none out.
+        return fresh if self.cache.empty() else self.cache.extract(row)
 
     def parts(self) -> list[Layer]:
         """See `CompositeLayer.parts`."""
@@ -82,9 +82,9 @@ class StateLayer:
 class CompositeLayer:
     """Several caches that a model keeps for one layer."""
 
-    def __init__(self, seats: Seats, like: Any) -> None:
+    def __init__(self, like: Any, positional: Build, state: Build) -> None:
         self._like = like
-        self._parts = [batch_layer(seats, part) for part in like.caches]
+        self._parts = [batch_layer(part, positional, state) for part in like.caches]
 
     @property
     def cache(self) -> Any:
@@ -127,19 +127,22 @@ class CompositeLayer:
 
 
 Layer = PositionalLayer | StateLayer | CompositeLayer
+Build = Callable[[Any], Any]
+"""Makes the batch of a layer of which it is given a row's cache."""
 
 
-def batch_layer(seats: Seats, like: Any) -> Layer:
-    """The batch of a layer, by what a row's cache `like` can do.
+def batch_layer(like: Any, positional: Build, state: Build = StateLayer) -> Any:
+    """The batch of a layer, by what a row's cache `like` can do: made by `positional` if it keeps something
+    for each token, by `state` otherwise.
 
     Raises `ValueError` where it cannot be batched.
     """
     if hasattr(like, "caches"):
-        return CompositeLayer(seats, like)
+        return CompositeLayer(like, positional, state)
     if hasattr(like, "update_and_fetch"):
         if not is_positional(like):
             raise ValueError(f"{type(like).__name__} has no place for rows of unequal lengths")
-        return PositionalLayer(seats, like)
+        return positional(like)
     if not all(hasattr(like, able) for able in ("merge", "extend", "filter", "extract")):
         raise ValueError(f"{type(like).__name__} cannot be merged, extended and filtered")
-    return StateLayer(like)
+    return state(like)

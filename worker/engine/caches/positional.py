@@ -20,7 +20,49 @@ Order = Sequence[int]
 """Which row comes to sit at each place: the number of an old row; joining ones are counted on from these."""
 
 
-class PositionalLayer:
+class Buffers:
+    """Keys and values, or with scales and biases three arrays for each: part of a cache of upstream's."""
+
+    _leaves: list[mx.array]
+
+    @property
+    def keys(self) -> mx.array:
+        """The buffer itself: some models tie to it what must be evaluated with it."""
+        return self._leaves[0]
+
+    @keys.setter
+    def keys(self, value: mx.array) -> None:
+        self._leaves[0] = value
+
+    @property
+    def values(self) -> mx.array:
+        """As `keys`."""
+        return self._leaves[-1]
+
+    @values.setter
+    def values(self, value: mx.array) -> None:
+        self._leaves[-1] = value
+
+    @property
+    def state(self) -> list[mx.array]:
+        """What must be evaluated with the step."""
+        return self._leaves
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in self._leaves)
+
+    def parts(self) -> list[Any]:
+        """See `CompositeLayer.parts`."""
+        return [self]
+
+    @property
+    def cache(self) -> Any:
+        """What the model is given."""
+        return self
+
+
+class PositionalLayer(Buffers):
     """One layer of a batch. Towards upstream's models it is a cache, for one token a row and step.
 
     The buffers, one for keys and one for values, or with scales and biases three for each, are
@@ -48,24 +90,6 @@ class PositionalLayer:
         """[rows] int32: the position of the step's token before it is written, of the next one after."""
         offset = self._seats.offset
         return offset + 1 if self._updated == self._seats.column else offset
-
-    @property
-    def keys(self) -> mx.array:
-        """The buffer itself: some models tie to it what must be evaluated with it."""
-        return self._leaves[0]
-
-    @keys.setter
-    def keys(self, value: mx.array) -> None:
-        self._leaves[0] = value
-
-    @property
-    def values(self) -> mx.array:
-        """As `keys`."""
-        return self._leaves[-1]
-
-    @values.setter
-    def values(self, value: mx.array) -> None:
-        self._leaves[-1] = value
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the step's token of each row, [rows, heads, 1, width]; see `keys_and_values`."""
@@ -104,25 +128,7 @@ class PositionalLayer:
             ages = mx.arange(width - 1, -1, -1)
         return ages < mx.array(limits, mx.int32)[:, None, None, None]
 
-    @property
-    def state(self) -> list[mx.array]:
-        """What must be evaluated with the step."""
-        return self._leaves
-
-    @property
-    def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in self._leaves)
-
-    def parts(self) -> list[Any]:
-        """See `CompositeLayer.parts`."""
-        return [self]
-
     # --- what the batch uses ---
-
-    @property
-    def cache(self) -> Any:
-        """What the model is given."""
-        return self
 
     def lift(self, order: Order, old: int) -> list[mx.array]:
         """Copies of the rows that will change places: to be evaluated before `reseat`.

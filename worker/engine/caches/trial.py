@@ -19,6 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract import Piece
 from worker.engine.caches import stored
+from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.prefill import prefill_together
 
@@ -30,6 +31,12 @@ THRESHOLD_TOKENS_MAX = 128
 """How far a threshold may be to be tried: prompts twice as long are run."""
 _FOLLOWING = (2, 7)
 """Fed to each row after its prompt."""
+_AHEAD: tuple[tuple[tuple[Prompt, ...], tuple[int, ...]], ...] = (
+    (((2, 7, 9), (2,), (7, 2)), (1, 1, 2)),
+    (((3,), (5, 3, 6, 2), (8, 1)), (1, 2, 2)),
+    (((4, 4), (9,), (3, 5)), (2, 1, 1)),
+)
+"""What three rows are fed behind each other, and how much of it they keep."""
 _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What upstream's models and caches raise when they are asked for too much."""
 
@@ -51,12 +58,14 @@ class Stage:
 class Abilities:
     """`together`: rows of unequal lengths answer in one batch as they do alone. `padded`: their prompts can
     be run together, too. `restorable`: a row that is made again of what was stored goes on as it did. `cut`:
-    a prompt can be run in pieces of any length. `reasons`: for what is not so."""
+    a prompt can be run in pieces of any length. `ahead`: rows can be fed unequal numbers of tokens in one
+    step, and take some of them back. `reasons`: for what is not so."""
 
     together: bool
     padded: bool
     restorable: bool
     cut: bool
+    ahead: bool
     reasons: tuple[str, ...] = ()
 
 
@@ -80,7 +89,8 @@ def find_abilities(stage: Stage) -> Abilities:
     padded = together and can("prompts run apart", trial.prefill_together)
     restorable = can("nothing reused", trial.restore)
     cut = can("answers depend on where a prompt is cut", trial.cut)
-    return Abilities(together, padded, restorable, cut, tuple(reasons))
+    ahead = padded and can("no drafts", trial.run_ahead)
+    return Abilities(together, padded, restorable, cut, ahead, tuple(reasons))
 
 
 class _Trial:
@@ -123,6 +133,32 @@ class _Trial:
         pieces = [self._long[first : first + self._piece] for first in range(0, len(self._long), self._piece)]
         found = mx.concatenate([self._run(row, piece) for piece in pieces])
         _limit(mx.mean(_differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
+
+    def run_ahead(self) -> None:
+        """Rows on both sides of the threshold, fed more than they keep."""
+        alone, lengths = copy.deepcopy(self._rows[2:]), [len(prompt) for prompt in self._prompts[2:]]
+        batch = AheadBatch(make_prompt_cache(self._model))
+        batch.reseat(range(len(alone)), copy.deepcopy(alone), lengths)
+        late: list[Prompt] = [()] * len(alone)
+        for guesses, counts in _AHEAD:
+            feeds = [(*known, *guess) for known, guess in zip(late, guesses, strict=True)]
+            kept = [len(known) + count for known, count in zip(late, counts, strict=True)]
+            logits = self._fed(batch, feeds)
+            for row, (known, count) in enumerate(zip(late, kept, strict=True)):
+                news = feeds[row][len(known) : count]
+                right = [self._run(alone[row], (token,)) for token in news]
+                self._equal([logits[row, len(known) : count]], [mx.concatenate(right)])
+            taken = batch.settle(kept)
+            late = [feed[begin:end] for feed, begin, end in zip(feeds, taken, kept, strict=True)]
+
+    def _fed(self, batch: AheadBatch, feeds: Sequence[Prompt]) -> mx.array:
+        """The logits of a step, [rows, width, vocabulary]."""
+        width = max(map(len, feeds))
+        batch.begin([len(feed) for feed in feeds])
+        padded = [[*feed, *[0] * (width - len(feed))] for feed in feeds]
+        logits: mx.array = self._model(mx.array(padded, mx.uint32), cache=batch.caches)
+        batch.finish()
+        return logits
 
     def _run(self, row: RowCaches, tokens: Prompt) -> mx.array:
         """The logits after each token, [tokens, vocabulary]."""

@@ -81,10 +81,12 @@ class Penalties:
             logits = logits - self._frequency * answered - self._presence * mx.minimum(answered, 1)
         return logits
 
-    def add(self, tokens: mx.array) -> mx.array:
-        """Count `tokens` [rows], drawn from the logits of the last call. Returns what is to be evaluated."""
+    def add(self, tokens: mx.array, going: Sequence[bool] | None = None) -> mx.array:
+        """Count `tokens` [rows], drawn from the logits of the last call, of the rows that are `going`; None:
+        all are. Returns what is to be evaluated."""
         assert self._counts is not None, "tokens were counted before any were drawn"
-        self._counts = self._counts.at[self._rows, tokens].add(_IN_ANSWER)
+        times = _IN_ANSWER if going is None else mx.array(list(going)).astype(mx.uint32) * _IN_ANSWER
+        self._counts = self._counts.at[self._rows, tokens].add(times)
         return self._counts
 
     def release(self) -> None:

@@ -153,14 +153,21 @@ class Sampler:
             question()
         return self.finish(drawing)
 
-    def begin(self, logits: mx.array, positions: Sequence[int], fed: mx.array | None = None) -> Drawing:
-        """As a call, up to where the rows' tokens before must have been seen. One at a time."""
+    def begin(
+        self,
+        logits: mx.array,
+        positions: Sequence[int],
+        fed: mx.array | None = None,
+        going: Sequence[bool] | None = None,
+    ) -> Drawing:
+        """As a call, up to where the rows' tokens before must have been seen. One at a time. `going`: whose
+        tokens count; what is drawn for the others is not to be looked at."""
         drawn = [None if group.is_guided else group.draw(logits, positions) for group in self._groups]
         vocabulary = logits.shape[-1]
-        questions = [ask for group in self._groups for ask in group.questions(positions, vocabulary)]
+        questions = [ask for group in self._groups for ask in group.questions(positions, vocabulary, going)]
         return Drawing(logits, positions, fed, drawn, questions)
 
-    def finish(self, drawing: Drawing) -> Sampled:
+    def finish(self, drawing: Drawing, going: Sequence[bool] | None = None) -> Sampled:
         """The rest of it, when all its questions have been called."""
         logits, positions = drawing.logits, drawing.positions
         parts = [
@@ -171,7 +178,7 @@ class Sampler:
         if self._places is not None:
             tokens = tokens[self._places]
         tokens = self._with_forced(tokens, positions, drawing.fed)
-        counts = [group.count(tokens) for group in self._groups if group.penalties]
+        counts = [group.count(tokens, going) for group in self._groups if group.penalties]
         if not self._reported:
             return Sampled(tokens, counts)
         report = self._report(logits, tokens)
@@ -245,13 +252,17 @@ class _Group:
         self._chosen = _places(members) if len(members) < len(rows) else None
         self._distribution = Distribution(needs.filters, draws) if needs.filters else None
 
-    def questions(self, positions: Sequence[int], vocabulary: int) -> list[Job]:
+    def questions(
+        self, positions: Sequence[int], vocabulary: int, going: Sequence[bool] | None = None
+    ) -> list[Job]:
         """See `Drawing`."""
         if self._masks is None:
             return []
         self._masks.clear(vocabulary)
         return [
             partial(row.ask, positions[index], self._masks, place)
+            if going is None or going[index]
+            else partial(self._masks.spare, place)
             for place, (index, row) in enumerate(zip(self.members, self._rows, strict=True))
         ]
 
@@ -276,10 +287,11 @@ class _Group:
         keys = [(seed, positions[index]) for seed, index in zip(self._seeds, self.members, strict=True)]
         return self._distribution(logits, mx.array([uniforms_at(*key) for key in keys], mx.float32))
 
-    def count(self, tokens: mx.array) -> mx.array:
+    def count(self, tokens: mx.array, going: Sequence[bool] | None = None) -> mx.array:
         """Count what the group's rows have of the tokens of the whole batch; returns what to evaluate."""
         assert self.penalties is not None, "the group counts nothing"
-        return self.penalties.add(tokens if self._chosen is None else tokens[self._chosen])
+        mine = tokens if self._chosen is None else tokens[self._chosen]
+        return self.penalties.add(mine, going and [going[index] for index in self.members])
 
 
 def _places(members: list[int]) -> mx.array | slice:

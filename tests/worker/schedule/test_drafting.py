@@ -1,0 +1,154 @@
+"""Drafts are made where they pay: simulated steps that take as long as their columns say."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from worker.contract import Draw, Drawn, Prepared, Step
+from worker.schedule.drafting import DRAFTED_MAX, Drafting
+from worker.schedule.odds import PLAIN_LAPS, Costs, Odds
+from worker.schedule.rows import Row
+
+DICE = random.Random(11)
+FILE = tuple(DICE.randrange(500) for _ in range(400))
+
+
+def row_of(id: str, prompt: Sequence[int] = FILE, tokens: int = 10_000, *, speculation: bool = True) -> Row:
+    request = Prepared(id, tuple(prompt), Draw(), (), tokens, frozenset(), speculation=speculation)
+    length = len(prompt)
+    return Row(request, (0, 0), family=0, digest=0, tokens=tuple(prompt), length=length, roof=sys.maxsize)
+
+
+def measured(*, is_on: bool = True) -> Drafting:
+    """It knows what a plain step of one row takes."""
+    drafting = Drafting(is_on=is_on)
+    for lap in range(PLAIN_LAPS + 1):
+        drafting.propose([])
+        drafting.learn(Step({}, {}), 1, float(lap))
+    return drafting
+
+
+@dataclass
+class Machine:
+    """Rows that say what they are to say. A step takes a second, and `column_s` for each column behind the
+    first."""
+
+    drafting: Drafting
+    column_s: float
+    now: float = 0.0
+    widths: list[int] = field(default_factory=list)
+
+    def play(self, rows: Sequence[Row], answers: Mapping[str, Sequence[int]]) -> float:
+        """Until all have said all; how long it took."""
+        began = self.now
+        while going := [row for row in rows if len(row.answered) < len(answers[row.id])]:
+            drafts = self.drafting.propose(going)
+            self.widths.append(1 + max(map(len, drafts.values()), default=0))
+            self.now += 1 + self.column_s * (self.widths[-1] - 1)
+            said = {row.id: self._said(row, drafts.get(row.id, ()), answers[row.id]) for row in going}
+            further = {id: [Drawn(token) for token in tokens[1:]] for id, tokens in said.items()}
+            step = Step({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
+            self.drafting.learn(step, len(going), self.now)
+        return self.now - began
+
+    def _said(self, row: Row, drafted: Sequence[int], answer: Sequence[int]) -> Sequence[int]:
+        left, right = answer[len(row.answered) :], 0
+        while right < min(len(drafted), len(left) - 1) and drafted[right] == left[right]:
+            right += 1
+        row.answered += left[: right + 1]
+        row.length += right + 1
+        return left[: right + 1]
+
+
+def edited(file: Sequence[int], dice: random.Random, every: int = 40) -> list[int]:
+    """A file with a few tokens in place of one, here and there."""
+    answer: list[int] = []
+    for token in file:
+        answer += [dice.randrange(500, 900) for _ in range(3)] if dice.random() < 1 / every else [token]
+    return answer
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_files_that_are_rewritten_take_far_fewer_steps(rows: int) -> None:
+    dice = random.Random(3)
+    machine = Machine(Drafting(), column_s=0.1)
+    running = [row_of(str(number)) for number in range(rows)]
+    answers = {row.id: edited(FILE, dice) for row in running}
+    took = machine.play(running, answers)
+    assert took < 0.6 * max(map(len, answers.values()))
+    assert machine.drafting.accepted > machine.drafting.rejected
+
+
+def test_a_text_of_its_own_is_not_drafted_for() -> None:
+    dice = random.Random(4)
+    machine = Machine(Drafting(), column_s=0.3)
+    answer = [dice.randrange(1000, 9000) for _ in range(300)]
+    assert machine.play([row_of("a")], {"a": answer}) == len(answer)
+
+
+def test_where_every_column_costs_a_step_drafts_end_by_themselves() -> None:
+    dice = random.Random(5)
+    machine = Machine(Drafting(), column_s=1.0)
+    for number in range(6):
+        machine.play([row_of(str(number))], {str(number): edited(FILE, dice)})
+    assert max(machine.widths[-300:]) == 1
+    assert machine.now < 1.05 * len(machine.widths) + 60
+
+
+def test_endings_that_mislead_end_drafts() -> None:
+    dice = random.Random(6)
+    prompt = [1, 2, 3, 4, 5, 6] * 20
+    # Each time the words are the same, something else follows.
+    answer = [token for _ in range(200) for token in (1, 2, 3, dice.randrange(100, 900))]
+    machine = Machine(Drafting(), column_s=0.25)
+    took = machine.play([row_of("a", prompt)], {"a": answer})
+    assert took < 1.15 * len(answer)
+    assert machine.widths[-100:].count(1) > 90
+
+
+def test_nothing_is_drafted_that_could_not_be_said() -> None:
+    drafting = measured()
+    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], tokens=3)
+    assert drafting.propose([row]) == {"a": (4, 5)}
+    row.answered, row.length = [4, 5], row.length + 2
+    assert drafting.propose([row]) == {}
+
+
+def test_a_row_keeps_to_the_memory_that_it_has() -> None:
+    row = row_of("a", [*range(30), *range(20)])
+    row.roof = row.length + 4
+    assert measured().propose([row]) == {"a": (20, 21, 22)}
+
+
+def test_it_is_off_for_all_or_for_who_asks() -> None:
+    assert measured(is_on=False).propose([row_of("a", FILE * 2)]) == {}
+    assert measured().propose([row_of("a", FILE * 2, speculation=False)]) == {}
+    assert len(measured().propose([row_of("a", FILE * 2 + FILE[:3])])["a"]) <= DRAFTED_MAX
+
+
+def test_odds_begin_as_usual_and_become_what_is_seen() -> None:
+    odds = Odds()
+    assert odds.of(3) < odds.of(8) < odds.of(16)
+    for _ in range(100):
+        odds.learn(16, right=0, tried=4)
+        odds.learn(3, right=4, tried=4)
+    assert odds.of(16) < 0.15
+    assert odds.of(3) > 0.9
+
+
+def test_costs_are_guessed_until_they_are_measured() -> None:
+    costs = Costs()
+    assert costs.of(1, 3) == math.inf
+    for _ in range(PLAIN_LAPS):
+        costs.learn(1, 0, 0.010)
+    assert 1.0 < costs.of(1, 3) < costs.of(1, 9) < math.inf
+    costs.learn(1, 4, 0.012)
+    assert costs.of(1, 4) == pytest.approx(1.2)
+    costs.learn(1, 4, 5.0)
+    assert costs.of(1, 4) < 2, "one that is far off does not count for all it is"

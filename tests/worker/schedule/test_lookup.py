@@ -1,0 +1,64 @@
+"""Drafts looked up: always what followed the longest match, and never an image."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.pictures import MEDIA_KEYS
+from worker.schedule import lookup
+from worker.schedule.lookup import ENDING_TOKENS, MATCH_TOKENS_MAX, PLACES_MAX, Draft, Lookup
+
+tokens_drawn = st.lists(st.integers(0, 2), max_size=60)
+
+
+def matched(tokens: list[int], place: int) -> int:
+    """How many tokens before a place are those before the end."""
+    count = 0
+    while count < min(place, MATCH_TOKENS_MAX) and tokens[place - 1 - count] == tokens[-1 - count]:
+        count += 1
+    return count
+
+
+def test_what_followed_the_same_ending_is_proposed() -> None:
+    assert Lookup([1, 2, 3, 4, 5, 9, 1, 2, 3]).propose(2) == Draft((4, 5), 3)
+
+
+def test_of_two_places_the_longer_match_wins_and_of_equals_the_later() -> None:
+    assert Lookup([7, 1, 2, 3, 4, 8, 1, 2, 3, 5, 7, 1, 2, 3]).propose(1) == Draft((4,), 4)
+    assert Lookup([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]).propose(1) == Draft((5,), 3)
+
+
+def test_an_ending_that_is_new_or_too_short_proposes_nothing() -> None:
+    assert Lookup([1, 2, 3, 4, 5]).propose(3) == Draft()
+    assert Lookup([1, 2]).propose(3) == Draft()
+    assert Lookup([]).propose(3) == Draft()
+
+
+def test_nobody_says_an_image() -> None:
+    assert Lookup([1, 2, 3, 4, MEDIA_KEYS + 5, 1, 2, 3]).propose(4) == Draft((4,), 3)
+
+
+@given(tokens_drawn, tokens_drawn, st.integers(1, 5))
+def test_a_proposal_is_what_stood_behind_a_longest_match(
+    first: list[int], more: list[int], wanted: int
+) -> None:
+    row = Lookup(first)
+    row.propose(wanted)
+    row.extend(more)
+    tokens = [*first, *more]
+    found = row.propose(wanted)
+    ending = tokens[len(tokens) - ENDING_TOKENS :]
+    places = [
+        end for end in range(ENDING_TOKENS, len(tokens)) if tokens[end - ENDING_TOKENS : end] == ending
+    ][-PLACES_MAX:]
+    best = max((matched(tokens, place) for place in places), default=0)
+    assert found.matched == best
+    followed = [tuple(tokens[place : place + wanted]) for place in places if matched(tokens, place) == best]
+    assert found.tokens == (followed[-1] if followed else ())
+
+
+def test_a_long_prompt_is_indexed_bit_by_bit_up_to_its_end() -> None:
+    steps = 3
+    row = Lookup([*range(lookup.INDEXED_AT_ONCE * steps), 0, 1, 2])
+    assert [row.propose(1) for _ in range(steps)][-1] == Draft((3,), 3)

@@ -1,0 +1,191 @@
+"""Keys and values of a batch whose rows take several tokens a step, each as many as it can.
+
+A row's token at position `p` lies in column `p`, in a sliding window at `p` modulo the buffer's width: rows
+begin together instead of ending together. What a row was fed and then not kept is written over by what comes
+at the same positions; until then no mask lets it be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from worker.engine.caches import grouping
+from worker.engine.caches.positional import Buffers, Order
+from worker.engine.caches.single import fill, temporal
+
+FED_MAX = 16
+"""Tokens of a row in one step."""
+
+
+class Feed:
+    """Shared by the layers of a batch: `lengths`, tokens that each row has in its caches, and `width`, how
+    many each is fed in the step that is under way."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.width = 1
+        self._offset: mx.array | None = None
+
+    def seat(self, lengths: list[int]) -> None:
+        """So many tokens are in the caches now."""
+        self.lengths = lengths
+        self._offset = None
+
+    @property
+    def offset(self) -> mx.array:
+        """[rows] int32: the position of each row's next token."""
+        if self._offset is None:
+            self._offset = mx.array(self.lengths, mx.int32)
+        return self._offset
+
+    @property
+    def end(self) -> int:
+        """The position behind the last that is written in the step."""
+        return max(self.lengths) + self.width
+
+
+class RaggedLayer(Buffers):
+    """One layer of a batch; towards upstream's models a cache. Its buffers, as `PositionalLayer`'s, are
+    [rows, heads, columns, width]."""
+
+    def __init__(self, feed: Feed, like: Any) -> None:
+        """`like`: a single row's cache of this layer."""
+        self._feed = feed
+        self._window: int | None = getattr(like, "max_size", None)
+        self._quantized = hasattr(like, "bits")
+        if self._quantized:
+            self.bits, self.group_size = like.bits, like.group_size
+        self._leaves: list[mx.array] = []
+        self._is_fed = False
+
+    # --- what upstream's models use ---
+
+    @property
+    def offset(self) -> mx.array:
+        """[rows] int32: the position of the step's first token, once it is written that behind its last."""
+        return self._feed.offset + self._feed.width if self._is_fed else self._feed.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the step's tokens, [rows, heads, width, …]; give out all columns that some row looks at."""
+        tokens = [keys, values]
+        if self._quantized:
+            tokens = [part for leaf in tokens for part in mx.quantize(leaf, self.group_size, self.bits)]
+        self._make_room(tokens)
+        places = self._feed.offset[:, None] + mx.arange(self._feed.width)
+        places = (places % self._ring if self._ring else places)[:, None, :, None]
+        for index, token in enumerate(tokens):
+            where = mx.broadcast_to(places, token.shape)
+            self._leaves[index] = mx.put_along_axis(self._leaves[index], where, token, axis=2)
+        self._is_fed = True
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """See `update_and_fetch`."""
+        seen = [leaf[:, :, : self._seen] for leaf in self._leaves]
+        return (tuple(seen[:3]), tuple(seen[3:])) if self._quantized else (seen[0], seen[1])
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        """[rows, 1, width, columns] bool: what each token may look at; None where that is everything."""
+        assert self._feed.width == N, "the step is as wide as was said"
+        windows = [size for size in (self._window, window_size) if size is not None]
+        if N == 1 and len(self._feed.lengths) == 1 and not windows:
+            return None
+        last = (self._feed.offset + (N - 1))[:, None, None, None]
+        columns = mx.arange(self._seen)
+        # Of the positions that a column of a ring can hold, the last one up to the step's end.
+        positions = last - (last - columns) % self._ring if self._ring else columns
+        asking = self._feed.offset[:, None, None, None] + mx.arange(N)[:, None]
+        mask = (positions <= asking) & (positions >= 0)
+        return mask & (positions > asking - min(windows)) if windows else mask
+
+    # --- what the batch uses ---
+
+    def begin(self, counts: Sequence[int]) -> None:
+        """A step is to come."""
+        self._is_fed = False
+
+    def finish(self) -> None:
+        """A step has been dispatched."""
+
+    def revert(self, rows: Sequence[bool]) -> None:
+        """Nothing to do: what is not kept is written over."""
+
+    def reseat(self, order: Order, old: int, joining: Sequence[Any]) -> None:
+        """Seat the rows anew, of which there were `old`; the feed stands at the new ones already."""
+        news = {place: temporal(joining[row - old]) for place, row in enumerate(order) if row >= old}
+        self._is_fed = False
+        if not order or not (self._leaves or any(news.values())):
+            self._leaves = []
+            return
+        like = self._leaves or next(leaves for leaves in news.values() if leaves)
+        kept = mx.array([row if row < old else 0 for row in order])
+        columns = self._columns_needed()
+        self._leaves = [
+            _widened(leaf[kept], columns)
+            if self._leaves
+            else mx.zeros((len(order), leaf.shape[1], columns, leaf.shape[3]), leaf.dtype)
+            for leaf in like
+        ]
+        for place, leaves in news.items():
+            self._write(place, leaves)
+
+    def extract(self, row: int, fresh: Any) -> Any:
+        """A copy of a row that pins nothing of the batch, in `fresh`, an empty cache of a single row."""
+        length = self._feed.lengths[row]
+        fill(fresh, [mx.contiguous(leaf) for leaf in self.columns(row, 0, length)], length)
+        return fresh
+
+    def columns(self, row: int, first: int, last: int) -> list[mx.array]:
+        """See `PositionalLayer.columns`."""
+        length = self._feed.lengths[row]
+        reach = length if self._window is None else self._window - 1
+        places = mx.arange(max(first, length - min(length, reach)), last)
+        places = places % self._ring if self._ring else places
+        return [mx.take(leaf[row : row + 1], places, axis=2) for leaf in self._leaves]
+
+    # --- where things lie ---
+
+    @property
+    def _ring(self) -> int | None:
+        """The width at which a sliding window's buffer starts anew: what is fed and not kept must not lie
+        over what can still be seen."""
+        return None if self._window is None else grouping.columns_for(self._window - 1 + FED_MAX)
+
+    @property
+    def _seen(self) -> int:
+        """Columns that some row looks at."""
+        return min(self._feed.end, self._ring) if self._ring else self._feed.end
+
+    def _columns_needed(self) -> int:
+        columns = grouping.columns_for(max(self._feed.lengths) + FED_MAX)
+        return min(columns, self._ring) if self._ring else columns
+
+    def _make_room(self, like: Sequence[mx.array]) -> None:
+        columns = self._columns_needed()
+        if not self._leaves:
+            shapes = [(leaf.shape[0], leaf.shape[1], columns, leaf.shape[3]) for leaf in like]
+            self._leaves = [mx.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, like, strict=True)]
+        self._leaves = [_widened(leaf, columns) for leaf in self._leaves]
+
+    def _write(self, place: int, leaves: Sequence[mx.array]) -> None:
+        length = self._feed.lengths[place]
+        for index, leaf in enumerate(leaves):
+            reach = leaf.shape[2] if self._window is None else self._window - 1
+            part = leaf[:, :, max(0, leaf.shape[2] - reach) :]
+            places = mx.arange(length - part.shape[2], length)
+            places = places % self._ring if self._ring else places
+            where = mx.broadcast_to(places[None, None, :, None], part.shape)
+            row = mx.put_along_axis(self._leaves[index][place : place + 1], where, part, axis=2)
+            self._leaves[index][place : place + 1] = row
+
+
+def _widened(leaf: mx.array, columns: int) -> mx.array:
+    missing = columns - leaf.shape[2]
+    if missing <= 0:
+        return leaf
+    return mx.pad(leaf, [(0, 0), (0, 0), (0, missing), (0, 0)])

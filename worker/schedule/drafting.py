@@ -1,0 +1,151 @@
+"""Whether rows are fed drafts, and how long ones: as long as that is quicker than without. Pure.
+
+A step that tries drafts takes longer than a plain one, for all rows that run. It is made where the tokens it
+is expected to bring, by how often such drafts were right, are more for the time than a plain one's, by a
+tenth. What is expected is measured all along, so drafts that do not pay end by themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protocol.parts import DraftStatus
+from worker.contract import Step
+from worker.schedule.lookup import Draft, Lookup
+from worker.schedule.odds import Costs, Odds
+from worker.schedule.rows import Row
+
+DRAFTED_MAX = 15
+"""Tokens of a row in one step."""
+GAIN_MIN = 1.1
+"""By how much more tokens in the same time it must be."""
+_LENGTHS = (2, 4, 8, DRAFTED_MAX)
+DOUBTED_STEPS = 400
+"""After so many with drafts in a row it is measured again what a plain one takes."""
+SETTLING_STEPS = 17
+"""After drafts, so many steps are neither plain nor to be learned from."""
+
+
+class Tried(NamedTuple):
+    """Of the tokens that were drafted for a row."""
+
+    right: int
+    wrong: int
+
+
+@dataclass(slots=True)
+class _Source:
+    """What is known of a row, whose answer had `seen` tokens when it was last looked at."""
+
+    lookup: Lookup
+    odds: Odds
+    seen: int = 0
+
+
+class Drafting:
+    """The drafts of a worker's rows. `is_on`: there are any."""
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._is_on = is_on
+        self._sources: dict[str, _Source] = {}
+        self._costs = Costs()
+        self._drafts: dict[str, Draft] = {}
+        self._since = SETTLING_STEPS
+        self._running = 0
+        self._lap_at: float | None = None
+        self.accepted = self.rejected = 0
+        """Drafted tokens, since the start."""
+
+    def drop(self, id: str) -> None:
+        """A row has gone. Unknown ones are no error."""
+        self._sources.pop(id, None)
+
+    def interrupt(self) -> None:
+        """The step that comes is not to be learned from: something else ran before it."""
+        self._lap_at = None
+
+    def status(self) -> DraftStatus | None:
+        """What came of all drafts so far; None: there are none."""
+        return DraftStatus(accepted=self.accepted, rejected=self.rejected) if self._is_on else None
+
+    def propose(self, rows: Sequence[Row]) -> Mapping[str, Sequence[int]]:
+        """What rows that decode, all of them, may say next: for some, or for none."""
+        proposed = {row.id: self._proposed(row) for row in rows} if self._is_on else {}
+        found = {id: draft for id, draft in proposed.items() if draft.tokens}
+        length = self._best_length(found, len(rows))
+        self._drafts = {
+            id: Draft(draft.tokens[:length], draft.matched)
+            for id, draft in found.items()
+            if draft.tokens and length
+        }
+        return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _proposed(self, row: Row) -> Draft:
+        room = min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
+        if room <= 0 or not row.request.speculation:
+            return Draft()
+        source = self._sources.get(row.id)
+        if source is None:
+            tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
+            source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), len(row.answered))
+        source.lookup.extend(row.answered[source.seen :])
+        source.seen = len(row.answered)
+        return source.lookup.propose(room)
+
+    def _best_length(self, found: Mapping[str, Draft], rows: int) -> int:
+        """How long the drafts are to be; 0: there are to be none."""
+        best, most = 0, GAIN_MIN * rows
+        drafts = [
+            (self._sources[id].odds.of(draft.matched), len(draft.tokens))
+            for id, draft in found.items()
+            if draft.tokens
+        ]
+        if not drafts:
+            return 0
+        for length in _LENGTHS:
+            gained = sum(_expected(odds, min(length, count)) for odds, count in drafts)
+            columns = 1 + min(length, max(count for _, count in drafts))
+            speed = (rows + gained) / self._costs.of(rows, columns)
+            if speed > most:
+                best, most = length, speed
+        return best
+
+    def learn(self, step: Step, rows: int, now: float) -> Mapping[str, Tried]:
+        """What came of the last drafts, in a step of so many rows that ended now."""
+        seconds = None if self._lap_at is None else now - self._lap_at
+        self._lap_at = now
+        columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
+        self._since = 0 if self._drafts else self._since + 1
+        if seconds is not None and (self._drafts or self._since > SETTLING_STEPS):
+            self._costs.learn(rows, columns, seconds)
+        self._running = self._running + 1 if self._drafts else 0
+        if self._running >= DOUBTED_STEPS:
+            self._costs.forget(rows)
+            self._running = 0
+        tried: dict[str, Tried] = {}
+        for id, (tokens, matched) in self._drafts.items():
+            said = [
+                *([step.tokens[id]] if id in step.tokens else ()),
+                *(drawn.token for drawn in step.further.get(id, ())),
+            ]
+            right = _agreeing(tokens, said)
+            tried[id] = Tried(right, len(tokens) - right)
+            if id in self._sources:
+                self._sources[id].odds.learn(matched, right, len(tokens))
+        self.accepted += sum(each.right for each in tried.values())
+        self.rejected += sum(each.wrong for each in tried.values())
+        return tried
+
+
+def _expected(odds: float, count: int) -> float:
+    """Tokens of so many that are right, where each is so likely right if all before it are."""
+    return sum(odds**place for place in range(1, count + 1))
+
+
+def _agreeing(tokens: Sequence[int], said: Sequence[int]) -> int:
+    """How many of the first are the same."""
+    pairs = zip(tokens, said, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,86 @@
+"""What may follow in an answer, looked up in what its prompt and itself have said before.
+
+Rewritten files, quoted passages and lists repeat what was there: where the last tokens stood before, what
+followed then is the draft (prompt lookup decoding, Saxena 2023). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from worker.pictures import MEDIA_KEYS
+
+ENDING_TOKENS = 3
+"""The shortest ending that is looked up: two tokens are right one time in three."""
+MATCH_TOKENS_MAX = 16
+"""A longer match says no more."""
+PLACES_MAX = 4
+"""Of an ending, so many of its last places are remembered."""
+INDEXED_AT_ONCE = 2048
+"""A long prompt is indexed bit by bit: nobody waits for it."""
+
+
+class Draft(NamedTuple):
+    """What may follow, and how many tokens before it were the same."""
+
+    tokens: tuple[int, ...] = ()
+    matched: int = 0
+
+    def first(self, count: int) -> Draft:
+        """No more than so many tokens of it."""
+        return Draft(self.tokens[:count], self.matched)
+
+
+class Lookup:
+    """One row's tokens, by their endings."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+        self._indexed = ENDING_TOKENS
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        """Behind each ending: where it ended."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The row has said more."""
+        self._tokens += tokens
+
+    def propose(self, wanted: int) -> Draft:
+        """At most so many tokens that followed the longest match, of equals the latest."""
+        self._index()
+        tokens, end = self._tokens, len(self._tokens)
+        places = self._places.get(tuple(tokens[end - ENDING_TOKENS :]), ())
+        best, longest = 0, 0
+        for place in reversed(places):
+            matched = self._matched(place, end) if place < end else 0
+            if matched > longest:
+                best, longest = place, matched
+        found = tokens[best : best + wanted] if longest else []
+        return Draft(tuple(_known(found)), longest)
+
+    def _index(self) -> None:
+        until = min(len(self._tokens), self._indexed + INDEXED_AT_ONCE)
+        # Not the end itself: what is looked up is what follows it.
+        for end in range(self._indexed, until):
+            places = self._places.setdefault(tuple(self._tokens[end - ENDING_TOKENS : end]), [])
+            places.append(end)
+            if len(places) > PLACES_MAX:
+                del places[0]
+        self._indexed = max(self._indexed, until)
+
+    def _matched(self, place: int, end: int) -> int:
+        """How many tokens before both are the same."""
+        matched = 0
+        while matched < min(place, MATCH_TOKENS_MAX):
+            if self._tokens[place - 1 - matched] != self._tokens[end - 1 - matched]:
+                break
+            matched += 1
+        return matched
+
+
+def _known(tokens: Sequence[int]) -> Sequence[int]:
+    """Up to where an image stands: nobody says one."""
+    for index, token in enumerate(tokens):
+        if token >= MEDIA_KEYS:
+            return tokens[:index]
+    return tokens
