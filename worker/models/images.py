@@ -12,9 +12,8 @@ from PIL import Image, ImageOps
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Media
+from protocol.wire import MEDIA_PIXELS_MAX
 
-PIXELS_MAX = 2**26
-"""Of one image as it is decoded, whatever its file's size: beyond that it is a bomb."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
@@ -52,8 +51,8 @@ def unreadable(media: Media, reason: str) -> RequestError:
 
 def _check_size(image: Image.Image, media: Media) -> None:
     width, height = image.size
-    if width * height > PIXELS_MAX:
-        raise unreadable(media, f"{width} × {height} are more than {PIXELS_MAX} pixels")
+    if width * height > MEDIA_PIXELS_MAX:
+        raise unreadable(media, f"{width} × {height} are more than {MEDIA_PIXELS_MAX} pixels")
 
 
 def _flat(image: Image.Image) -> Image.Image:

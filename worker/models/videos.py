@@ -10,7 +10,8 @@ from typing import Any
 from PIL import Image
 
 from protocol.parts import Media
-from worker.models.images import PIXELS_MAX, open_image, reading, unreadable, within
+from protocol.wire import MEDIA_PIXELS_MAX
+from worker.models.images import open_image, reading, unreadable, within
 
 FRAMES_A_SECOND = 2.0
 """Of a video that is looked at; those that come as images without times are taken to be such."""
@@ -59,7 +60,7 @@ def _read(data: bytes, media: Media) -> Video:
 def _sampled(library: Any, capture: Any, media: Media) -> Video:
     told = ("FRAME_COUNT", "FPS", "FRAME_WIDTH", "FRAME_HEIGHT")
     total, fps, width, height = (capture.get(getattr(library, f"CAP_PROP_{name}")) for name in told)
-    if not capture.isOpened() or min(total, fps) <= 0 or not 0 < width * height <= PIXELS_MAX:
+    if not capture.isOpened() or min(total, fps) <= 0 or not 0 < width * height <= MEDIA_PIXELS_MAX:
         raise unreadable(media, "it has no frames, or too large ones")
     frames, indices = [], []
     for index in _spread(int(total), _count(int(total), fps)):

@@ -76,11 +76,7 @@ class Drafting:
         proposed = {row.id: self._proposed(row) for row in rows} if self._is_on else {}
         found = {id: draft for id, draft in proposed.items() if draft.tokens}
         length = self._best_length(found, len(rows))
-        self._drafts = {
-            id: Draft(draft.tokens[:length], draft.matched)
-            for id, draft in found.items()
-            if draft.tokens and length
-        }
+        self._drafts = {id: draft.first(length) for id, draft in found.items()} if length else {}
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
     def _proposed(self, row: Row) -> Draft:
@@ -97,14 +93,10 @@ class Drafting:
 
     def _best_length(self, found: Mapping[str, Draft], rows: int) -> int:
         """How long the drafts are to be; 0: there are to be none."""
-        best, most = 0, GAIN_MIN * rows
-        drafts = [
-            (self._sources[id].odds.of(draft.matched), len(draft.tokens))
-            for id, draft in found.items()
-            if draft.tokens
-        ]
-        if not drafts:
+        if not found:
             return 0
+        best, most = 0, GAIN_MIN * rows
+        drafts = [(self._sources[id].odds.of(it.matched), len(it.tokens)) for id, it in found.items()]
         for length in _LENGTHS:
             gained = sum(_expected(odds, min(length, count)) for odds, count in drafts)
             columns = 1 + min(length, max(count for _, count in drafts))

@@ -117,7 +117,8 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
     assert (other["resident"], other["restarts"], other["last_end"]) == (False, 0, "")
 
 
-def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
+def heard() -> dict[str, Any]:
+    """What is told of a worker that has told all of itself, 2.5 s ago."""
     line = Line()
     line.serving("w", "org/model")
     beat = Heartbeat(
@@ -137,7 +138,12 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
     line.dispatcher.hear("w", beat)
     line.clock.now += 2.5
     [worker] = workers(line)
-    rows, cache = worker.pop("rows"), worker.pop("prefix")
+    return worker
+
+
+def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
+    worker = heard()
+    del worker["rows"], worker["prefix"]
     assert worker.pop("drafts") == {"accepted": 30, "rejected": 5}
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
     assert worker == {
@@ -165,6 +171,11 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "cache_bytes_max": 2**30,
         "tokens_max": 4096,
     }
+
+
+def test_a_worker_is_told_with_its_rows_and_its_prefixes() -> None:
+    worker = heard()
+    rows, cache = worker["rows"], worker["prefix"]
     assert rows == [
         {
             "id": "a",
