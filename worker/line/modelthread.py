@@ -142,7 +142,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
-            drafting=Drafting(is_on=settings.speculation == "auto"),
+            drafting=_drafting(settings, model),
             device_memory=self._device_memory,
         )
 
@@ -170,3 +170,9 @@ class ModelThread:
         log.info("ready in %.2f s: %s", self._laps.total_s, self._laps)
         self._ready = msgspec.structs.replace(ready, start_s=self._laps.rounded())
         self._outbox.put(self._ready)
+
+
+def _drafting(settings: WorkerSettings, model: Model) -> Drafting:
+    # Whoever names a draft model wants drafts.
+    wish = settings.speculation or ("auto" if settings.draft_model else "off")
+    return Drafting(is_on=wish == "auto")
