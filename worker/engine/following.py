@@ -139,7 +139,7 @@ class Followers:
         """See `Drafter`."""
         if (flock := self._flock(row)) is not None:
             self._own[row] = flock.take(row)
-        caches, length = self._own.get(row) or (self._fresh(), 0)
+        caches, length = self._begun(row)
         self._model(mx.array([self._in_vocabulary(tokens)], mx.uint32), cache=caches)
         mx.eval([cache.state for cache in caches])
         self._own[row] = caches, length + len(tokens)
@@ -153,7 +153,7 @@ class Followers:
         guesses: dict[str, Sequence[int]] = {}
         for flock, each in found:
             told: Any = each.tolist()
-            mine = {name: row for name, row in zip(flock.names, told, strict=True) if name in news}
+            mine = {name: row for name, row in zip(flock.names, told, strict=True) if name and name in news}
             flock.guessed(mine)
             guesses |= mine
         return guesses
@@ -166,7 +166,8 @@ class Followers:
         for row in rows:
             if self._flock(row) is not None:
                 continue
-            caches, length = self._own.pop(row, None) or (self._fresh(), 0)
+            caches, length = self._begun(row)
+            self._own.pop(row, None)
             place = grouping.place(lengths, length)
             if place == len(lengths):
                 self._flocks.append(Flock(self._model, self._fresh))
@@ -175,6 +176,10 @@ class Followers:
             joining.setdefault(place, {})[row] = caches, length
         for place, flock in enumerate(self._flocks):
             flock.seat(joining.get(place, {}))
+
+    def _begun(self, row: str) -> tuple[RowCaches, int]:
+        """A row's own caches, empty if it is new, and how many tokens they have read."""
+        return self._own[row] if row in self._own else (self._fresh(), 0)
 
     def _flock(self, row: str) -> Flock | None:
         return next((flock for flock in self._flocks if row in flock.names), None)

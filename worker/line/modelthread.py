@@ -25,6 +25,7 @@ from worker.schedule.commands import Command, Stop
 from worker.schedule.counters import Counters
 from worker.schedule.drafting import Drafting
 from worker.schedule.encoding import STEP_SHARE, EncodingLoop
+from worker.schedule.following import Following
 from worker.schedule.loop import Loop
 from worker.schedule.pace import Pace
 from worker.schedule.publisher import Publisher
@@ -175,4 +176,6 @@ class ModelThread:
 def _drafting(settings: WorkerSettings, model: Model) -> Drafting:
     # Whoever names a draft model wants drafts.
     wish = settings.speculation or ("auto" if settings.draft_model else "off")
-    return Drafting(is_on=wish == "auto")
+    drafter = model.engine.drafter
+    following = Following(drafter, settings.inter_token_target_s) if drafter else None
+    return Drafting(is_on=wish == "auto", following=following)
