@@ -139,6 +139,7 @@ class Followers:
         """See `Drafter`."""
         if (flock := self._flock(row)) is not None:
             self._own[row] = flock.take(row)
+            self._let_go()
         caches, length = self._begun(row)
         self._model(mx.array([self._in_vocabulary(tokens)], mx.uint32), cache=caches)
         mx.eval([cache.state for cache in caches])
@@ -160,7 +161,6 @@ class Followers:
 
     def _seat(self, rows: Iterable[str]) -> None:
         """Every row has its place in a flock of rows of like length."""
-        self._flocks = [flock for flock in self._flocks if any(flock.names)]
         joining: dict[int, dict[str, tuple[RowCaches, int]]] = {}
         lengths = [flock.lengths for flock in self._flocks]
         for row in rows:
@@ -193,7 +193,11 @@ class Followers:
         self._own.pop(row, None)
         if (flock := self._flock(row)) is not None:
             flock.leave(row)
-            self._flocks = [flock for flock in self._flocks if any(flock.names)]
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget flocks that nobody is left in."""
+        self._flocks = [flock for flock in self._flocks if any(flock.names)]
 
     def reset(self) -> None:
         """See `Drafter`."""

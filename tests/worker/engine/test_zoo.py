@@ -44,6 +44,15 @@ DRAFTED = (
 """One for each kind of layer that rows which run ahead may have."""
 
 
+DRAFT_MODELS = (
+    ("dense", "dense"),
+    ("hybrid", "hybrid"),
+    ("sliding", "sliding"),
+    ("gpt_oss", "dense"),
+    ("dense", "lfm2"),
+)
+"""Models and who drafts for them: itself, which is always right, or another one, which hardly is."""
+
 ALIKE = {
     "exaone4": "sliding",
     "gemma3n": "gemma4",
@@ -84,3 +93,11 @@ def test_rows_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None
 @pytest.mark.parametrize("architecture", DRAFTED)
 def test_rows_that_are_fed_drafts_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
     assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []
+
+
+@pytest.mark.parametrize(("architecture", "draft"), DRAFT_MODELS)
+def test_rows_with_a_draft_model_say_what_they_say_alone(
+    architecture: str, draft: str, oracle: Oracle
+) -> None:
+    model = load(architecture, draft)
+    assert differences(model, architecture, FIRST, oracle, ROWS, drafted=True) == []
