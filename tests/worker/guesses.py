@@ -16,11 +16,17 @@ def guessed(
 ) -> dict[str, list[int]]:
     """Drafts for some of these rows, of each of which all tokens are given."""
     for row, tokens in rows.items():
+        if not drafter.knows(row):
+            continue
         late = tokens[drafter.length(row) :]
         if len(late) > LATE_MAX or (len(late) > 1 and rng.random() < 0.1):
             drafter.read(row, late[: rng.randint(1, PIECE_TOKENS_MAX)])
     news = {row: tokens[drafter.length(row) :] for row, tokens in rows.items()}
-    near = {row: late for row, late in news.items() if 0 < len(late) <= LATE_MAX and rng.random() < 0.8}
+    near = {
+        row: late
+        for row, late in news.items()
+        if drafter.knows(row) and 0 < len(late) <= LATE_MAX and rng.random() < 0.8
+    }
     if not near:
         return {}
     drafts = {row: [*draft] for row, draft in drafter.draft(near, rng.randint(1, GUESSES_MAX)).items()}

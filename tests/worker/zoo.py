@@ -299,14 +299,16 @@ def _draw(rng: random.Random) -> Draw:
     return replace(rng.choice(_DRAWS), seed=rng.getrandbits(63))
 
 
-def load(architecture: str, draft: str | None = None) -> Model:
+def load(architecture: str, draft: str | None = None, *, uses_heads: bool = False) -> Model:
     """Its tiny model, by the worker's own loader, with that of another one as its draft model."""
     from worker.models.load import ModelLoader
 
-    draft_model = str(model_folder(draft)) if draft else None
-    return ModelLoader(str(model_folder(architecture)), draft_model=draft_model).load(
-        lambda done, total: None
+    loader = ModelLoader(
+        str(model_folder(architecture)),
+        draft_model=str(model_folder(draft)) if draft else None,
+        uses_heads=uses_heads,
     )
+    return loader.load(lambda done, total: None)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class Drafting:
         rows: int,
     ) -> _Choice:
         """A better choice, if guesses make one; these are added to what was `found`."""
-        open_ = {row: room for row, room in rooms.items() if not row.pictures}
+        open_ = {row: room for row, room in rooms.items() if following.knows(row)}
         near = {row: room for row, room in open_.items() if following.is_near(row)}
         better = self._chosen(found, rows, near) if near else choice
         try:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.models.heads import HEADS
 from tests.oracle import Oracle
 from tests.worker.zoo import ARCHITECTURES, differences, load
 from worker.engine.caches import grouping
+from worker.engine.heads import Heads
 
 ROWS = 9
 FIRST = 0
@@ -101,3 +103,9 @@ def test_rows_with_a_draft_model_say_what_they_say_alone(
 ) -> None:
     model = load(architecture, draft)
     assert differences(model, architecture, FIRST, oracle, ROWS, drafted=True) == []
+
+
+def test_rows_with_layers_that_guess_say_what_they_say_alone(oracle: Oracle) -> None:
+    model = load(HEADS, uses_heads=True)
+    assert isinstance(model.engine.drafter, Heads)
+    assert differences(model, HEADS, FIRST, oracle, ROWS, drafted=True) == []
