@@ -8,12 +8,13 @@ tenth. What is expected is measured all along, so drafts that do not pay end by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus
 from worker.contract import Step
+from worker.guides import Foreseen
 from worker.schedule.lookup import Draft, Lookup
 from worker.schedule.odds import Costs, Odds
 from worker.schedule.rows import Row
@@ -27,6 +28,10 @@ DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
 SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
+
+
+Foresee = Callable[[str, int], Foreseen]
+"""See `contract.Engine.foresee`."""
 
 
 class Tried(NamedTuple):
@@ -43,6 +48,20 @@ class _Source:
     lookup: Lookup
     odds: Odds
     seen: int = 0
+
+    def expected(self, draft: Draft, count: int) -> float:
+        """How many of so many of its tokens are right: each as its odds are, if all before it are."""
+        odds, places = self.odds.of(draft.matched), range(1, min(count, len(draft.tokens)) + 1)
+        return sum(odds ** max(0, place - draft.certain) for place in places)
+
+    def learn(self, draft: Draft, right: int) -> None:
+        """So many of its tokens were right. Of those that are certain nothing is learned."""
+        if right >= draft.certain:
+            self.odds.learn(draft.matched, right - draft.certain, len(draft.tokens) - draft.certain)
+
+
+def _unforeseen(row: str, most: int) -> Foreseen:
+    return Foreseen()
 
 
 class Drafting:
@@ -71,15 +90,15 @@ class Drafting:
         """What came of all drafts so far; None: there are none."""
         return DraftStatus(accepted=self.accepted, rejected=self.rejected) if self._is_on else None
 
-    def propose(self, rows: Sequence[Row]) -> Mapping[str, Sequence[int]]:
+    def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
-        proposed = {row.id: self._proposed(row) for row in rows} if self._is_on else {}
+        proposed = {row.id: self._proposed(row, foresee) for row in rows} if self._is_on else {}
         found = {id: draft for id, draft in proposed.items() if draft.tokens}
         length = self._best_length(found, len(rows))
         self._drafts = {id: draft.first(length) for id, draft in found.items()} if length else {}
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
-    def _proposed(self, row: Row) -> Draft:
+    def _proposed(self, row: Row, foresee: Foresee) -> Draft:
         room = min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
         if room <= 0 or not row.request.speculation:
             return Draft()
@@ -89,17 +108,18 @@ class Drafting:
             source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
-        return source.lookup.propose(room)
+        found, foreseen = source.lookup.propose(room), foresee(row.id, room)
+        held = Draft(foreseen.tokens, None, foreseen.certain)
+        return max(found, held, key=lambda draft: source.expected(draft, room))
 
     def _best_length(self, found: Mapping[str, Draft], rows: int) -> int:
         """How long the drafts are to be; 0: there are to be none."""
         if not found:
             return 0
         best, most = 0, GAIN_MIN * rows
-        drafts = [(self._sources[id].odds.of(it.matched), len(it.tokens)) for id, it in found.items()]
         for length in _LENGTHS:
-            gained = sum(_expected(odds, min(length, count)) for odds, count in drafts)
-            columns = 1 + min(length, max(count for _, count in drafts))
+            gained = sum(self._sources[id].expected(draft, length) for id, draft in found.items())
+            columns = 1 + min(length, max(len(draft.tokens) for draft in found.values()))
             speed = (rows + gained) / self._costs.of(rows, columns)
             if speed > most:
                 best, most = length, speed
@@ -118,23 +138,18 @@ class Drafting:
             self._costs.forget(rows)
             self._running = 0
         tried: dict[str, Tried] = {}
-        for id, (tokens, matched) in self._drafts.items():
+        for id, draft in self._drafts.items():
             said = [
                 *([step.tokens[id]] if id in step.tokens else ()),
                 *(drawn.token for drawn in step.further.get(id, ())),
             ]
-            right = _agreeing(tokens, said)
-            tried[id] = Tried(right, len(tokens) - right)
+            right = _agreeing(draft.tokens, said)
+            tried[id] = Tried(right, len(draft.tokens) - right)
             if id in self._sources:
-                self._sources[id].odds.learn(matched, right, len(tokens))
+                self._sources[id].learn(draft, right)
         self.accepted += sum(each.right for each in tried.values())
         self.rejected += sum(each.wrong for each in tried.values())
         return tried
-
-
-def _expected(odds: float, count: int) -> float:
-    """Tokens of so many that are right, where each is so likely right if all before it are."""
-    return sum(odds**place for place in range(1, count + 1))
 
 
 def _agreeing(tokens: Sequence[int], said: Sequence[int]) -> int:

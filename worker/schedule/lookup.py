@@ -22,14 +22,16 @@ INDEXED_AT_ONCE = 2048
 
 
 class Draft(NamedTuple):
-    """What may follow, and how many tokens before it were the same."""
+    """What may follow. `matched`: how many tokens before it were the same, where it was looked up; None: it
+    follows from what the answer is held to. `certain`: its first tokens that stand whatever is drawn."""
 
     tokens: tuple[int, ...] = ()
-    matched: int = 0
+    matched: int | None = 0
+    certain: int = 0
 
     def first(self, count: int) -> Draft:
         """No more than so many tokens of it."""
-        return Draft(self.tokens[:count], self.matched)
+        return Draft(self.tokens[:count], self.matched, min(count, self.certain))
 
 
 class Lookup:

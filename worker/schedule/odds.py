@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (0, 0.5))
 """From so many equal tokens before it, how often a draft's first token was right over many edits of files."""
+_HELD_TO = 0.7
+"""The same of drafts made of what an answer is held to, but for what is certain of them."""
 _PRIOR = 4.0
 """What that counts for, in tries."""
 _FADING = 0.97
@@ -24,15 +26,16 @@ _COST_OFF_MAX = 3.0
 class Odds:
     """Of one row."""
 
-    _tries: dict[int, float] = field(default_factory=dict)
-    _hits: dict[int, float] = field(default_factory=dict)
+    _tries: dict[int | None, float] = field(default_factory=dict)
+    _hits: dict[int | None, float] = field(default_factory=dict)
 
-    def of(self, matched: int) -> float:
-        """How likely the next token of a draft is right that so many equal tokens stand before; 0 to 1."""
+    def of(self, matched: int | None) -> float:
+        """How likely the next token of a draft is right that so many equal tokens stand before; 0 to 1. None:
+        it was not looked up, but is what the answer is held to."""
         kind, usual = _kind(matched)
         return (self._hits.get(kind, 0) + _PRIOR * usual) / (self._tries.get(kind, 0) + _PRIOR)
 
-    def learn(self, matched: int, right: int, tried: int) -> None:
+    def learn(self, matched: int | None, right: int, tried: int) -> None:
         """Of so many drafted tokens so many were right; behind a wrong one nothing was tried."""
         kind, _ = _kind(matched)
         made = min(right + 1, tried)
@@ -40,7 +43,9 @@ class Odds:
         self._hits[kind] = self._hits.get(kind, 0) * _FADING**made + right
 
 
-def _kind(matched: int) -> tuple[int, float]:
+def _kind(matched: int | None) -> tuple[int | None, float]:
+    if matched is None:
+        return None, _HELD_TO
     return next((least, usual) for least, usual in _MATCHES if matched >= least)
 
 

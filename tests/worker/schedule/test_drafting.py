@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from worker.contract import Draw, Drawn, Prepared, Step
+from worker.guides import Foreseen
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
 from worker.schedule.odds import PLAIN_LAPS, Costs, Odds
 from worker.schedule.rows import Row
@@ -130,6 +131,32 @@ def test_it_is_off_for_all_or_for_who_asks() -> None:
     assert measured(is_on=False).propose([row_of("a", FILE * 2)]) == {}
     assert measured().propose([row_of("a", FILE * 2, speculation=False)]) == {}
     assert len(measured().propose([row_of("a", FILE * 2 + FILE[:3])])["a"]) <= DRAFTED_MAX
+
+
+def test_what_is_certain_goes_before_what_was_looked_up() -> None:
+    drafting, row = measured(), row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3])
+    assert drafting.propose([row], lambda id, most: Foreseen((8, 9, 10, 11), 4)) == {"a": (8, 9, 10, 11)}
+    assert drafting.propose([row], lambda id, most: Foreseen((8,)))["a"][0] == 4
+    assert drafting.propose([row], lambda id, most: Foreseen())["a"][0] == 4
+
+
+def test_what_is_certain_teaches_nothing_of_what_is_likely() -> None:
+    drafting, row = measured(), row_of("a", [1, 2])
+    for lap in range(40):
+        drafted = drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 1))
+        # The certain one is right, the likely ones never are.
+        further = {"a": [Drawn(0)]} if drafted else {}
+        drafting.learn(Step({"a": 7}, {}, {}, further), 1, 10.0 + lap)
+    assert drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 3))["a"][:2] == (7, 8)
+    assert drafting._sources["a"].odds.of(None) < 0.2
+
+
+def test_rows_without_speculation_are_not_asked_how_they_go_on() -> None:
+    def never(id: str, most: int) -> Foreseen:
+        raise AssertionError(id)
+
+    assert measured().propose([row_of("a", FILE * 2, speculation=False)], never) == {}
+    assert measured(is_on=False).propose([row_of("a", FILE * 2)], never) == {}
 
 
 def test_odds_begin_as_usual_and_become_what_is_seen() -> None:
