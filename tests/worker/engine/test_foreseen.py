@@ -81,7 +81,8 @@ class Answer:
 
     @property
     def is_over(self) -> bool:
-        return len(self.tokens) >= TOKENS_MAX or self.tokens[-1:] in [[end] for end in self.request.end_tokens]
+        last = self.tokens[-1] if self.tokens else None
+        return len(self.tokens) >= TOKENS_MAX or last in self.request.end_tokens
 
     def gain(self, tokens: Sequence[int]) -> None:
         for token in tokens:
