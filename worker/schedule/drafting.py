@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus
 from worker.contract import Step
 from worker.guides import Foreseen
-from worker.schedule.lookup import Draft, Lookup
-from worker.schedule.odds import Costs, Odds
+from worker.schedule.lookup import NO_DRAFT, Draft, Lookup
+from worker.schedule.odds import HELD_TO, Costs, Odds, Rate
 from worker.schedule.rows import Row
 
 DRAFTED_MAX = 15
@@ -30,6 +31,8 @@ SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
 
 
+HELD = "held"
+"""The source of drafts made of what an answer must say."""
 Foresee = Callable[[str, int], Foreseen]
 """See `contract.Engine.foresee`."""
 
@@ -43,21 +46,26 @@ class Tried(NamedTuple):
 
 @dataclass(slots=True)
 class _Source:
-    """What is known of a row, whose answer had `seen` tokens when it was last looked at."""
+    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `held`: how often
+    what it is held to came as it was foreseen."""
 
     lookup: Lookup
-    odds: Odds
     seen: int = 0
+    odds: Odds = field(default_factory=Odds)
+    held: Rate = field(default_factory=partial(Rate, HELD_TO))
 
     def expected(self, draft: Draft, count: int) -> float:
         """How many of so many of its tokens are right: each as its odds are, if all before it are."""
-        odds, places = self.odds.of(draft.matched), range(1, min(count, len(draft.tokens)) + 1)
-        return sum(odds ** max(0, place - draft.certain) for place in places)
+        odds = self.held.value if draft.source == HELD else self.odds.of(draft.matched)
+        count = min(count, len(draft.tokens))
+        return sum(odds ** max(0, place - draft.certain) for place in range(1, count + 1))
 
-    def learn(self, draft: Draft, right: int) -> None:
-        """So many of its tokens were right. Of those that are certain nothing is learned."""
-        if right >= draft.certain:
-            self.odds.learn(draft.matched, right - draft.certain, len(draft.tokens) - draft.certain)
+    def learn(self, draft: Draft, right: int, tried: int) -> None:
+        """Of so many of its tokens so many were right. Of those that are certain nothing is learned."""
+        if draft.source != HELD:
+            self.odds.learn(draft.matched, right, tried)
+        elif right >= draft.certain and tried > draft.certain:
+            self.held.learn(right - draft.certain, tried - draft.certain)
 
 
 def _unforeseen(row: str, most: int) -> Foreseen:
@@ -71,7 +79,9 @@ class Drafting:
         self._is_on = is_on
         self._sources: dict[str, _Source] = {}
         self._costs = Costs()
+        self._found: dict[str, Draft] = {}
         self._drafts: dict[str, Draft] = {}
+        """Those of what was found that are tried."""
         self._since = SETTLING_STEPS
         self._running = 0
         self._lap_at: float | None = None
@@ -93,23 +103,25 @@ class Drafting:
     def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
         proposed = {row.id: self._proposed(row, foresee) for row in rows} if self._is_on else {}
-        found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        length = self._best_length(found, len(rows))
-        self._drafts = {id: draft.first(length) for id, draft in found.items()} if length else {}
+        self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
+        length = self._best_length(self._found, len(rows))
+        self._drafts = {id: draft.first(length) for id, draft in self._found.items()} if length else {}
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
     def _proposed(self, row: Row, foresee: Foresee) -> Draft:
         room = min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
         if room <= 0 or not row.request.speculation:
-            return Draft()
+            return NO_DRAFT
         source = self._sources.get(row.id)
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
-            source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), len(row.answered))
+            source = self._sources[row.id] = _Source(Lookup(tokens), len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         found, foreseen = source.lookup.propose(room), foresee(row.id, room)
-        held = Draft(foreseen.tokens, None, foreseen.certain)
+        if not foreseen.tokens:
+            return found
+        held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
         return max(found, held, key=lambda draft: source.expected(draft, room))
 
     def _best_length(self, found: Mapping[str, Draft], rows: int) -> int:
@@ -138,15 +150,19 @@ class Drafting:
             self._costs.forget(rows)
             self._running = 0
         tried: dict[str, Tried] = {}
-        for id, draft in self._drafts.items():
+        for id, found in self._found.items():
             said = [
                 *([step.tokens[id]] if id in step.tokens else ()),
                 *(drawn.token for drawn in step.further.get(id, ())),
             ]
-            right = _agreeing(draft.tokens, said)
-            tried[id] = Tried(right, len(draft.tokens) - right)
+            draft = self._drafts.get(id)
+            # What was not tried was right or wrong all the same, as far as is known by now.
+            tokens = found.tokens[: len(said)] if draft is None else draft.tokens
+            right = _agreeing(tokens, said)
             if id in self._sources:
-                self._sources[id].learn(draft, right)
+                self._sources[id].learn(found, right, len(tokens))
+            if draft is not None:
+                tried[id] = Tried(right, len(tokens) - right)
         self.accepted += sum(each.right for each in tried.values())
         self.rejected += sum(each.wrong for each in tried.values())
         return tried
