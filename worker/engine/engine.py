@@ -35,10 +35,12 @@ from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.group import Group, Member
 from worker.engine.hearing import Deaf, Ear
 from worker.engine.sampling.helpers import Helpers, Job
-from worker.engine.sampling.sampler import Row, Sampled
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of
+from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 
 TOKENS_PER_CLEAR = 256
@@ -210,6 +212,12 @@ class BatchEngine:
         fed = [member.length - 2 for member in group.members]  # the last one is being drawn
         self._ear.hear([member.name for member in group.members], [1] * len(fed), fed)
         return questions
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """See `contract.Engine`."""
+        if not self.abilities.ahead or most <= 0 or row not in self._members:
+            return Foreseen()
+        return self._members[row].row.foresee(most)
 
     def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}
