@@ -19,6 +19,7 @@ from worker.guides import Foreseen
 from worker.schedule.lookup import NO_DRAFT, Draft, Lookup
 from worker.schedule.odds import HELD_TO, Costs, Odds, Rate
 from worker.schedule.rows import Row
+from worker.schedule.worth import Worth
 
 DRAFTED_MAX = 15
 """Tokens of a row in one step."""
@@ -27,6 +28,9 @@ GAIN_MIN = 1.1
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
 DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
+FUTILE_STEPS = 8
+"""Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
+_SELDOM_STEPS = 16
 SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
 
@@ -82,6 +86,9 @@ class Drafting:
         self._found: dict[str, Draft] = {}
         self._drafts: dict[str, Draft] = {}
         """Those of what was found that are tried."""
+        self._worth = Worth()
+        self._futile = 0
+        """Steps on end for which rows were asked how they go on, and no draft was made."""
         self._since = SETTLING_STEPS
         self._running = 0
         self._lap_at: float | None = None
@@ -102,9 +109,14 @@ class Drafting:
 
     def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
+        if self._worth.is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
+            foresee = _unforeseen
+            self._futile += self._futile >= FUTILE_STEPS
         proposed = {row.id: self._proposed(row, foresee) for row in rows} if self._is_on else {}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        length = self._best_length(self._found, len(rows))
+        length = 0 if self._worth.is_resting else self._best_length(self._found, len(rows))
+        if any(draft.source == HELD for draft in self._found.values()):
+            self._futile = 0 if length else self._futile + 1
         self._drafts = {id: draft.first(length) for id, draft in self._found.items()} if length else {}
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
@@ -141,10 +153,9 @@ class Drafting:
         """What came of the last drafts, in a step of so many rows that ended now."""
         seconds = None if self._lap_at is None else now - self._lap_at
         self._lap_at = now
-        columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
         self._since = 0 if self._drafts else self._since + 1
-        if seconds is not None and (self._drafts or self._since > SETTLING_STEPS):
-            self._costs.learn(rows, columns, seconds)
+        if seconds is not None:
+            self._lap(step, rows, seconds)
         self._running = self._running + 1 if self._drafts else 0
         if self._running >= DOUBTED_STEPS:
             self._costs.forget(rows)
@@ -166,6 +177,18 @@ class Drafting:
         self.accepted += sum(each.right for each in tried.values())
         self.rejected += sum(each.wrong for each in tried.values())
         return tried
+
+    def _lap(self, step: Step, rows: int, seconds: float) -> None:
+        """Learn of a step that took so long."""
+        columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
+        if self._drafts or self._since > SETTLING_STEPS:
+            self._costs.learn(rows, columns, seconds)
+        plain = self._costs.plain(rows)
+        if self._since > SETTLING_STEPS:
+            self._worth.pass_()
+        elif plain:
+            tokens = len(step.tokens) + sum(map(len, step.further.values()))
+            self._worth.learn(tokens / rows, seconds / plain)
 
 
 def _agreeing(tokens: Sequence[int], said: Sequence[int]) -> int:

@@ -88,11 +88,15 @@ class Costs:
 
     def of(self, rows: int, columns: int) -> float:
         """What such a step takes in terms of a plain one; infinite where that has not been measured."""
-        plain = self._seconds.get((_step(rows), 0), 0.0)
+        plain = self.plain(rows)
         if not plain or self._laps.get(_step(rows), 0) < PLAIN_LAPS:
             return math.inf
         known = self._seconds.get((_step(rows), _step(columns)))
         return known / plain if known else 1 + _COST_EACH * (columns - 1)
+
+    def plain(self, rows: int) -> float:
+        """Seconds of a plain step; 0 where none has been measured."""
+        return self._seconds.get((_step(rows), 0), 0.0)
 
     def forget(self, rows: int) -> None:
         """What a plain step of so many rows takes is to be measured anew."""
