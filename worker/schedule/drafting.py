@@ -111,11 +111,10 @@ class Drafting:
         """What rows that decode, all of them, may say next: for some, or for none."""
         if self._worth.is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
             foresee = _unforeseen
-            self._futile += self._futile >= FUTILE_STEPS
         proposed = {row.id: self._proposed(row, foresee) for row in rows} if self._is_on else {}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
         length = 0 if self._worth.is_resting else self._best_length(self._found, len(rows))
-        if any(draft.source == HELD for draft in self._found.values()):
+        if self._futile >= FUTILE_STEPS or any(draft.source == HELD for draft in self._found.values()):
             self._futile = 0 if length else self._futile + 1
         self._drafts = {id: draft.first(length) for id, draft in self._found.items()} if length else {}
         return {id: draft.tokens for id, draft in self._drafts.items()}
