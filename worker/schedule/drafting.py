@@ -24,6 +24,7 @@ from worker.schedule.following import MODEL, USUAL, Following
 from worker.schedule.lookup import Draft, Lookup
 from worker.schedule.odds import HELD_TO, Costs, Odds, Rate, expected
 from worker.schedule.rows import Row
+from worker.schedule.worth import Worth
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ _LENGTHS = (2, 4, 8, DRAFTED_MAX)
 _GUESSED_LENGTHS = (1, 2, 4, 7)
 DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
+FUTILE_STEPS = 8
+"""Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
+_SELDOM_STEPS = 16
 PATIENCE_STEPS_MAX = 6400
 """After so many steps without any, at the latest, guesses are tried again."""
 SETTLING_STEPS = 17
@@ -116,6 +120,9 @@ class Drafting:
         """What is tried, of that or of guesses."""
         self._guesses = 0
         """Passes of the network in the step that is under way."""
+        self._worth = Worth()
+        self._futile = 0
+        """Steps on end for which rows were asked how they go on, and no draft was made."""
         self._since = SETTLING_STEPS
         self._running = 0
         self._idle, self._patience = 0, DOUBTED_STEPS
@@ -157,11 +164,17 @@ class Drafting:
     def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
         self._guesses = 0
+        is_resting = self._worth.is_resting
+        if is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
+            foresee = _unforeseen
         rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
         proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        choice, found = self._chosen(self._found, len(rows)), dict(self._found)
-        if self._following is not None and self._credit > 0:
+        choice = _Choice(0.0) if is_resting else self._chosen(self._found, len(rows))
+        if self._futile >= FUTILE_STEPS or any(draft.source == HELD for draft in self._found.values()):
+            self._futile = 0 if choice.length else self._futile + 1
+        found = dict(self._found)
+        if self._following is not None and self._credit > 0 and not is_resting:
             choice = self._guessed(self._following, choice, found, rooms, len(rows))
         drafts = {id: draft.first(choice.length) for id, draft in found.items()}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
@@ -295,12 +308,17 @@ class Drafting:
             self._following.lap(seconds)
         if seconds is None:
             return
-        if (self._guesses or has_read) and (plain := self._costs.plain(rows)):
-            self._credit += tokens / rows - seconds / plain
+        plain, gained = self._costs.plain(rows), tokens / rows
+        if plain and (self._guesses or has_read):
+            self._credit += gained - seconds / plain
         self._credit = min(self._credit + CREDIT_STEP, CREDIT_MAX)
-        if has_read or is_turning:
+        if has_read:
             return
-        if self._drafts or self._since > SETTLING_STEPS:
+        if self._since > SETTLING_STEPS:
+            self._worth.pass_()
+        elif plain:
+            self._worth.learn(gained, seconds / plain)
+        if not is_turning and (self._drafts or self._since > SETTLING_STEPS):
             columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
             self._costs.learn(rows, columns, seconds, self._guesses)
 
