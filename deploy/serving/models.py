@@ -23,7 +23,7 @@ import psutil
 from msgspec.structs import fields
 
 from deploy.serving.file import document
-from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.memory import weights_of
 from deploy.supervisor.models import ServedModel
 from protocol.naming import POCKET, folder_of, name_of
 from protocol.settings import SettingsError, meant, refusal
@@ -123,7 +123,7 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
     if len(models) == 1 and given is None:
         return None
     budget = int(BUDGET_SHARE * psutil.virtual_memory().total) if given is None else given
-    resident = sum(weight_bytes(model.model) or 0 for model in models if model.resident)
+    resident = sum(weights_of(model) or 0 for model in models if model.resident)
     if resident > budget:
         raise SettingsError(
             f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
@@ -134,7 +134,7 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
 def beside_spare(budget: int, models: Sequence[ServedModel]) -> int | None:
     """What of the bytes for all of them a spare leaves; None: too little for one that is not resident beside
     those that are, and for the process that it runs in."""
-    sizes = [(model.resident, weight_bytes(model.model) or 0) for model in models]
+    sizes = [(model.resident, weights_of(model) or 0) for model in models]
     resident = sum(size for is_resident, size in sizes if is_resident)
     other = max((size for is_resident, size in sizes if not is_resident), default=0)
     left = budget - SPARE_BYTES

@@ -13,16 +13,15 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
 from worker.guides import Foreseen
 from worker.schedule.following import MODEL, USUAL, Following
+from worker.schedule.known import HELD, Known
 from worker.schedule.lookup import Draft, Lookup
-from worker.schedule.odds import HELD_TO, Costs, Odds, Rate, expected
+from worker.schedule.odds import Costs, Rate, expected
 from worker.schedule.rows import Row
 from worker.schedule.worth import Worth
 
@@ -50,8 +49,6 @@ ANSWER_TOKENS = 256
 """For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
 
 
-HELD = "held"
-"""The source of drafts made of what an answer must say."""
 Foresee = Callable[[str, int], Foreseen]
 """See `contract.Engine.foresee`."""
 
@@ -61,36 +58,6 @@ class Tried(NamedTuple):
 
     right: int
     wrong: int
-
-
-@dataclass(slots=True)
-class _Source:
-    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `rate`: how often
-    guesses for it are right; `held`: how often what it is held to came as it was foreseen."""
-
-    lookup: Lookup
-    rate: Rate
-    seen: int = 0
-    odds: Odds = field(default_factory=Odds)
-    held: Rate = field(default_factory=partial(Rate, HELD_TO))
-
-    def expected(self, draft: Draft, count: int) -> float:
-        """How many of so many of its tokens are right."""
-        match draft.source:
-            case source if source == MODEL:
-                odds = self.rate.value
-            case source if source == HELD:
-                odds = self.held.value
-            case _:
-                odds = self.odds.of(draft.matched)
-        return expected(odds, min(count, len(draft.tokens)), draft.certain)
-
-    def learn(self, draft: Draft, right: int, tried: int) -> None:
-        """Of so many of its tokens so many were right. Of those that are certain nothing is learned."""
-        if draft.source != HELD:
-            self.odds.learn(draft.matched, right, tried)
-        elif right >= draft.certain and tried > draft.certain:
-            self.held.learn(right - draft.certain, tried - draft.certain)
 
 
 def _unforeseen(row: str, most: int) -> Foreseen:
@@ -112,7 +79,7 @@ class Drafting:
     def __init__(self, *, is_on: bool = True, following: Following | None = None) -> None:
         self._is_on = is_on
         self._following = following if is_on else None
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, Known] = {}
         self._costs = Costs(following.share if following else 0.0)
         self._found: dict[str, Draft] = {}
         """What costs nothing to find."""
@@ -189,13 +156,13 @@ class Drafting:
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
         return max(found, held, key=lambda draft: source.expected(draft, room))
 
-    def _source(self, row: Row) -> _Source:
+    def _source(self, row: Row) -> Known:
         """What is known of the row, brought up to date."""
         source = self._sources.get(row.id)
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
             rate = self._following.open() if self._following else Rate(USUAL)
-            source = self._sources[row.id] = _Source(Lookup(tokens), rate, len(row.answered))
+            source = self._sources[row.id] = Known(Lookup(tokens), rate, len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         return source
