@@ -30,6 +30,8 @@ OF_COMMANDS = {
     "--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url", "--once",
     "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens",
     "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
+    # of programs that are not ours
+    "--auth-type", "--branch", "--hf-path", "--user",
 }  # fmt: skip
 
 
