@@ -28,7 +28,7 @@ from tests.conformance.recipes import ENVIRONMENTS
 from tests.ports import free_port
 from tests.system import NO_TLS, START_S_MAX, STOP_S_MAX, Process, eventually
 
-BLOCK_S_MAX = 120
+BLOCK_S_MAX = 100
 
 SERVED = '[models.pocket]\naliases = ["small"]\n'
 """The embedded model, also under the name that the documents give to a small one."""
