@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +29,7 @@ from worker.contract import (
 from worker.drafts import Drafter
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
+from worker.models.device import prepare_device
 from worker.models.drafting import DraftModel, find_draft, load_draft
 from worker.models.explain import describe, explain, explain_blindness, in_bytes
 from worker.models.fingerprint import fingerprint
@@ -37,6 +37,7 @@ from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
+    from worker.engine.sight import VisionNetwork
     from worker.models.eyes import Eyes
     from worker.models.memory import Budget
     from worker.models.rehearsal import Open
@@ -235,27 +236,42 @@ class ModelLoader:
         progress: Progress,
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
-        from worker.models.trials import Trials, key_of
-        from worker.models.vision import load_network, open_eyes, require_files, try_eyes
+        from worker.models.vision import load_network, require_files, require_tower
 
         laps = self._laps
         try:
             require_files(folder)
             laps.lap("imports")
             network = load_network(folder)
-            eyes, processor = open_eyes(folder, network)
-            laps.lap("eyes")
-            evaluate(network, progress)
+            require_tower(network)
+            eyes = self._opened(folder, network, progress)
+            evaluate(network, progress)  # done at once where its eyes were tried just now
             laps.lap("weights")
-            eyes.token_bytes = Trials(self._trials).token_bytes(
-                key_of(folder, weight_files(folder, self.name), network),
-                lambda: try_eyes(eyes, processor, network, folder),
-            )
-            laps.lap("eyes")
             return self._built(folder, config, network, load_network, tokenizers, drafter, eyes), ""
         except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
+
+    def _opened(self, folder: Path, network: VisionNetwork, progress: Progress) -> Eyes:
+        """A model's eyes, which are tried the first time. Raises one of many errors."""
+        from worker.models.eyes import Eyes, Found
+        from worker.models.processor import Opening
+        from worker.models.trials import Trials, key_of
+        from worker.models.vision import look_for_places, reserved_by, try_eyes
+
+        laps, processor, reserved = self._laps, Opening(folder), reserved_by(network)
+
+        def prove() -> Found:
+            found = look_for_places(folder, processor())
+            laps.lap("eyes")
+            evaluate(network, progress)
+            laps.lap("weights")
+            token_bytes = try_eyes(Eyes(processor, found, reserved), processor(), network, folder)
+            return replace(found, token_bytes=token_bytes)
+
+        found = Trials(self._trials).sight(key_of(folder, weight_files(folder, self.name), network), prove)
+        laps.lap("eyes")
+        return Eyes(processor, found, reserved)
 
     def _built(
         self,
@@ -358,30 +374,3 @@ def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
     """How images are prepared: two with one digest are otherwise the same."""
     files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def prepare_device(budget: Budget) -> None:
-    """Settings of MLX that hold for the whole process."""
-    import mlx.core as mx
-
-    from worker.models import memory
-
-    memory.apply(budget)
-    if mx.default_device() == mx.cpu:
-        ensure_compiler()
-
-
-def ensure_compiler() -> None:
-    """On a CPU MLX fuses kernels with g++ when they are first used; where that fails, do without."""
-    import mlx.core as mx
-
-    if shutil.which("g++") is None:
-        mx.disable_compile()
-        log.info("no C++ compiler (g++) found: kernels are not fused, decoding is a little slower")
-        return
-    try:
-        mx.eval(mx.compile(lambda x: mx.exp(x) * 2 + x)(mx.zeros(4)))
-    except RuntimeError as error:
-        mx.disable_compile()
-        reason = str(error).splitlines()[0]
-        log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)
