@@ -184,11 +184,12 @@ class Drafting:
                 self._read(following, max(choice.speed, better.speed), found, open_, rows)
             if better.speed <= choice.speed:
                 return choice
-            found |= following.guess(better.asked, better.length)
+            guesses = following.guess(better.asked, better.length)
         except Exception:  # the drafter's boundary: nobody is to fail for what only makes him quicker
             log.exception("the draft model fails: there are no drafts of it any more")
             self._following = None
             return choice
+        found |= {row.id: guesses[row.id].first(rooms[row]) for row in better.asked if row.id in guesses}
         self._guesses = better.length
         return better
 
