@@ -34,7 +34,10 @@ class VisionNetwork(nn.Module):
         initialize: Any = super().__init__  # which MLX leaves without types
         initialize()
         self.whole = whole
-        self._has_positions = hasattr(whole.language_model, "get_rope_index")
+        self.has_positions = hasattr(whole.language_model, "get_rope_index")
+        """Whether it is told the positions of its tokens, in three dimensions."""
+        self.has_twins = True
+        """Whether it takes mlx-lm's caches for its own."""
 
     @property
     def layers(self) -> Any:
@@ -45,7 +48,8 @@ class VisionNetwork(nn.Module):
         from worker.engine.caches.twins import twin  # models of text start without mlx-vlm
 
         own = getattr(self.whole.language_model, "make_cache", None)
-        return [twin(cache) for cache in own()] if own else [KVCache() for _ in self.layers]
+        caches = own() if own else [KVCache() for _ in self.layers]
+        return [twin(cache) for cache in caches] if self.has_twins else caches
 
     def __call__(
         self, tokens: mx.array, cache: RowCaches | None = None, shifts: mx.array | None = None, **inputs: Any
@@ -55,7 +59,7 @@ class VisionNetwork(nn.Module):
         `shifts`, [rows, 1] int32: how far a row's positions are behind its number of tokens, since an image
         takes fewer positions than tokens. `inputs`: what takes the place of embedded tokens.
         """
-        if self._has_positions and "position_ids" not in inputs:
+        if self.has_positions and "position_ids" not in inputs:
             inputs["position_ids"] = _positions(tokens, cache, shifts)
         logits: mx.array = self.whole.language_model(tokens, cache=cache, **inputs).logits
         return logits
@@ -71,7 +75,7 @@ class VisionNetwork(nn.Module):
     def places(self, tokens: Sequence[int], grids: Mapping[str, mx.array]) -> tuple[mx.array | None, int]:
         """The positions of a whole prompt, [3, 1, tokens], and how far those of what follows are shifted.
         None: it has one position for each token."""
-        if not self._has_positions:
+        if not self.has_positions:
             return None, 0
         ids = mx.array([list(tokens)], mx.int32)
         positions, shift = self.whole.language_model.get_rope_index(ids, **grids)

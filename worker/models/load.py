@@ -192,10 +192,12 @@ class ModelLoader:
         if reads(config):
             network, opened = load_weights(folder, progress), open_text
         else:
-            from worker.models.vision import load_network
+            from worker.models.whole import like, load_network, try_text
 
-            network, opened = load_network(folder), load_network
+            network = load_network(folder)
+            opened = like(network)
             evaluate(network, progress)
+            try_text(network)
         self._laps.lap("weights")
         return self._built(folder, config, network, opened, tokenizers)
 
@@ -204,7 +206,8 @@ class ModelLoader:
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
         from worker.models.trials import Trials, key_of
-        from worker.models.vision import load_network, open_eyes, require_files, try_eyes
+        from worker.models.vision import open_eyes, require_files, try_eyes
+        from worker.models.whole import load_network
 
         laps = self._laps
         try:

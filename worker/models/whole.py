@@ -1,0 +1,120 @@
+"""A network of mlx-vlm's, with whatever it has besides a language model: opened, if it writes text.
+
+Upstream has more there than models that write: some make images, find things in them, or judge texts, and
+some write all of a text at once. Which is which it says itself, in classes and attributes. That a language
+model answers a text as its whole does is found by trying, when it is loaded: some want to be told more than
+tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.generate.diffusion import is_diffusion_model
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.utils import get_model_and_args, load_model
+
+from worker.contract import ModelError
+from worker.engine.sight import VisionNetwork
+
+ERROR_MAX = 0.2
+"""Of logits that should be upstream's, relative to these: rounding in few bits, through many layers, stays
+below it; what is not seen, or seen elsewhere, is far beyond."""
+
+_PACKAGE = "mlx_vlm.models."
+_TEXT = (3, 14, 15, 92, 65, 35, 89, 79)
+_CUTS = (1, 4)
+"""Where the text is cut into parts, besides before its last token."""
+
+
+def load_network(folder: Path) -> VisionNetwork:
+    """Upstream's network, its weights not read yet. Raises `ModelError` for one that does not write token
+    after token, or one of many errors."""
+    require_writer(json.loads((folder / "config.json").read_bytes()))
+    whole = load_model(folder, lazy=True)
+    if is_diffusion_model(whole):
+        raise ModelError("it writes by diffusion, many tokens at a time, which is not served.")
+    if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
+        raise ValueError("its network does not tell what it sees from what it says")
+    return VisionNetwork(whole)
+
+
+def require_writer(config: dict[str, Any]) -> None:
+    """Raises `ModelError` where what upstream has for a config writes no text. Reads no weights."""
+    if config.get("model_file"):  # which upstream would run unasked
+        raise ModelError("its config.json asks for code of its own to be run, which is never done.")
+    family, _ = get_model_and_args(config)
+    network = getattr(family, "Model", None)
+    writes = hasattr(network, "get_input_embeddings") and not getattr(network, "decision_types", ())
+    if not writes or not family.__name__.startswith(_PACKAGE):
+        name = family.__name__.rpartition(".")[2]
+        raise ModelError(f"mlx-vlm has the architecture {name!r} for another task than to write text.")
+
+
+def like(network: VisionNetwork) -> Callable[[Path], VisionNetwork]:
+    """Opens a folder as that network was opened, and tried."""
+
+    def open_network(folder: Path) -> VisionNetwork:
+        opened = load_network(folder)
+        opened.has_positions, opened.has_twins = network.has_positions, network.has_twins
+        return opened
+
+    return open_network
+
+
+def try_text(network: VisionNetwork) -> None:
+    """Let it read: a text in parts, as the engine runs it, and whole, as upstream does. It is told positions
+    or finds them itself, and has mlx-lm's caches or its own, whichever is right. Raises `ModelError` where
+    nothing is."""
+    reasons = []
+    told = dict.fromkeys((network.has_positions, False))
+    for network.has_twins, network.has_positions in product((True, False), told):
+        if not (reason := _wrong(network)):
+            return
+        reasons.append(reason)
+    raise ModelError(reasons[0])
+
+
+def _wrong(network: VisionNetwork) -> str:
+    """What is not as it should be, if anything."""
+    try:
+        error = _error(_ours(network), _upstream(network.whole))
+    except Exception as failure:  # upstream's networks raise whatever they lack something with
+        return f"its language model does not answer a text alone ({failure})."
+    if not error <= ERROR_MAX:
+        return f"it reads a text in parts otherwise than as a whole (by {error:.2f})."
+    return ""
+
+
+def _ours(network: VisionNetwork) -> list[mx.array]:
+    caches = network.make_cache()
+    bounds = (0, *_CUTS, len(_TEXT) - 2, len(_TEXT) - 1, len(_TEXT))
+    parts = [_TEXT[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    return [network(mx.array([part], mx.uint32), cache=caches)[0, -1] for part in parts][-2:]
+
+
+def _upstream(whole: Any) -> list[mx.array]:
+    """All but the last token in one call of the network's own, told all that it says of them; the last as a
+    token that it has drawn."""
+    ids, following = mx.array([_TEXT[:-1]], mx.int32), mx.array([_TEXT[-1:]], mx.int32)
+    features = whole.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).to_dict()
+    given = {name: value for name, value in features.items() if value is not None}
+    caches = make_prompt_cache(whole.language_model)
+    first = whole.language_model(ids, cache=caches, **given).logits[0, -1]
+    return [first, whole.language_model(following, cache=caches).logits[0, -1]]
+
+
+def _error(ours: list[mx.array], theirs: list[mx.array]) -> float:
+    return max(relative_error(some, others) for some, others in zip(ours, theirs, strict=True))
+
+
+def relative_error(ours: mx.array, theirs: mx.array) -> float:
+    """How far logits are from those that they should be, relative to these."""
+    difference = (ours - theirs).astype(mx.float32)
+    ratio: Any = mx.linalg.norm(difference) / mx.linalg.norm(theirs.astype(mx.float32))
+    return float(ratio.item())
