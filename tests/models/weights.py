@@ -111,7 +111,10 @@ def quantized(config: dict[str, Any], weights: dict[str, mx.array]) -> dict[str,
 
 
 def draw_weights(
-    config: dict[str, Any], tokenizer: Tokenizer, seed: int, shapes: Mapping[str, tuple[int, ...]] | None = None
+    config: dict[str, Any],
+    tokenizer: Tokenizer,
+    seed: int,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, mx.array]:
     """Return every parameter of the model by name, float32, ready to be saved. `shapes`: theirs; None: those
     of mlx-lm's model.

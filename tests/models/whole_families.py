@@ -11,7 +11,38 @@ from tests.models.family_sizes import COMMON, CONTEXT, WIDTH
 from tests.models.whole_sizes import SIDE, TOWER, beside, flat, seeing
 from worker.models.config import ENCODERS
 
-REFUSED: dict[str, str] = {}
+_IMAGES = "it makes images"
+_SEES = "it finds what is in an image, and writes nothing"
+_NUMBERS = "it answers with numbers"
+_DECIDES = "it chooses among answers that it is given"
+_DIFFUSION = "it writes by diffusion"
+_ENCODED = "a decoder of its own answers what an encoder has made of an image"
+_CUT = "all of a prompt sees all of it, whereas long ones are run in parts"
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("bonsai", "ernie_image", "flux2", "flux3", "ideogram4", "llada_image"), _IMAGES),
+    **dict.fromkeys(("mage_flow", "ming_image", "moss_image", "qwen_image", "z_image"), _IMAGES),
+    **dict.fromkeys(("moge3", "pp_doclayout_v3", "rfdetr", "rt_detr_v2", "sam3", "sam3_1"), _SEES),
+    **dict.fromkeys(("sam3d_body", "sam3d_objects", "sapiens2", "video_depth_anything", "yolo11"), _SEES),
+    **dict.fromkeys(
+        ("colidefics3", "colqwen2_5", "dinov2", "embedding_gemma2", "gemma3_embedding"), _NUMBERS
+    ),
+    **dict.fromkeys(
+        ("gliner2_5", "lfm2_colbert", "lfm2_embedding", "lfm2_encoder", "llama_bidirec"), _NUMBERS
+    ),
+    **dict.fromkeys(
+        ("llama_nemotron_vl_embedding", "ministral3_embedding", "openai_privacy_filter"), _NUMBERS
+    ),
+    **dict.fromkeys(("qwen3_embedding", "qwen3_vl_embedding", "siglip"), _NUMBERS),
+    **dict.fromkeys(("clef", "d1", "d1_omni", "decider2", "laya"), _DECIDES),
+    **dict.fromkeys(("diffusion_gemma", "llada2_moe"), _DIFFUSION),
+    **dict.fromkeys(("florence2", "nemotron_parse"), _ENCODED),
+    **dict.fromkeys(("falcon_perception", "paligemma"), _CUT),
+    "hy_v4": "upstream keeps where it parts the keys of one length for those of all others",
+    "minimax_h3": "it makes videos",
+    "nemotron_voicechat": "it talks, by a package that is not a dependency",
+}
+"""Families that the loader refuses, and why: it must say so in a sentence."""
 
 _MROPE: Config = {
     "mrope_section": [2, 3, 3],
@@ -75,6 +106,7 @@ _POINTS: Config = {
     "text_hidden_size": WIDTH,
     "vit_layers": [-1],
 }
+_XD_ROPE: Config = {"alpha": 1000.0, "factor": 1.0, "type": "xdrope", "xdrope_section": [4, 4, 4, 4]}
 _SIGLIP = "siglip_vision_model"
 
 
@@ -82,7 +114,10 @@ def _glm_ocr() -> Config:
     # Its class takes no other keys.
     whole = seeing("glm_ocr", "glm_ocr_vision")
     text = {
-        **{key: COMMON[key] for key in ("head_dim", "hidden_size", "intermediate_size", "num_attention_heads")},
+        **{
+            key: COMMON[key]
+            for key in ("head_dim", "hidden_size", "intermediate_size", "num_attention_heads")
+        },
         **{key: COMMON[key] for key in ("num_hidden_layers", "num_key_value_heads", "vocab_size")},
         "max_position_embeddings": CONTEXT,
         "rope_parameters": _MROPE,
@@ -92,7 +127,12 @@ def _glm_ocr() -> Config:
 
 
 def _phi4_siglip() -> Config:
-    tower = {"hidden_size": SIDE, "intermediate_size": 2 * SIDE, "num_attention_heads": 2, "num_hidden_layers": 2}
+    tower = {
+        "hidden_size": SIDE,
+        "intermediate_size": 2 * SIDE,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+    }
     return beside("phi4_siglip") | {"mm_hidden_size": SIDE, "text_config": {}, "vision_config": tower}
 
 
@@ -108,7 +148,10 @@ def _qwen3_omni_moe() -> Config:
         "num_mel_bins": 16,
         "output_dim": WIDTH,
     }
-    tower = thinker["vision_config"] | {"deepstack_visual_indexes": [0], "model_type": "qwen3_omni_moe_vision_encoder"}
+    tower = thinker["vision_config"] | {
+        "deepstack_visual_indexes": [0],
+        "model_type": "qwen3_omni_moe_vision_encoder",
+    }
     speaking = {"text_config": thinker["text_config"], "code_predictor_config": {"num_hidden_layers": 1}}
     return {
         **thinker,
@@ -142,12 +185,29 @@ _OWN: dict[str, Config] = {
     "aya_vision": seeing("aya_vision", _SIGLIP, head_dim=16),
     "cohere_compass": seeing("cohere_compass", "cohere_compass_vision"),
     "deepseek_v4": flat(
-        "deepseek_v4", compress_ratios=[0, 4], layer_types=None, num_hash_layers=0, num_key_value_heads=1, o_groups=2, o_lora_rank=32
+        "deepseek_v4",
+        compress_ratios=[0, 4],
+        layer_types=None,
+        num_hash_layers=0,
+        num_key_value_heads=1,
+        o_groups=2,
+        o_lora_rank=32,
     ),
+    "diffusion_gemma": seeing("diffusion_gemma"),
+    "nemotron_parse": seeing("nemotron_parse"),
+    "colidefics3": seeing("colidefics3", "idefics3"),
+    "colqwen2_5": beside("colqwen2_5", "qwen2_5_vl") | {"rope_scaling": _MROPE | {"type": "mrope"}},
     "deepseekocr_2": seeing("deepseekocr_2", "vision")
     | {"projector_config": _PROJECTOR, "vision_config": {"model_type": "vision", "width": {}}},
-    "ernie4_5_moe_vl": seeing("ernie4_5_moe_vl", moe_intermediate_size=[WIDTH, WIDTH], moe_layer_start_index=0, moe_num_experts=[4, 4], num_hidden_layers=2),
+    "ernie4_5_moe_vl": beside("ernie4_5_moe_vl")
+    | {
+        "moe_intermediate_size": [WIDTH, WIDTH],
+        "moe_layer_start_index": 0,
+        "moe_num_experts": [4, 4],
+        "rope_scaling": _MROPE | {"mrope_section": [3, 3, 2]},
+    },
     "falcon_perception": beside("falcon_perception") | {"do_segmentation": False},
+    "florence2": seeing("florence2") | {"vision_config": {"model_type": "davit"}},
     "glm4v": seeing("glm4v", eos_token_id=[1], rope_scaling=_MROPE),
     "glm4v_moe": seeing("glm4v_moe", rope_scaling=_MROPE),
     "glm5_next": seeing(
@@ -165,26 +225,50 @@ _OWN: dict[str, Config] = {
     "granite4_vision": seeing("granite4_vision", _SIGLIP)
     | {"vision_config": TOWER | {"hidden_size": WIDTH, "num_attention_heads": 1}},
     "hrm_text": flat("hrm_text", layer_types=None),
-    "hunyuan_vl": seeing("hunyuan_vl", rope_scaling={"alpha": 1000.0, "factor": 1.0, "type": "xdrope", "xdrope_section": [4, 4, 4, 4]}),
+    "hunyuan_vl": seeing("hunyuan_vl", rope_scaling=_XD_ROPE),
     "idefics2": seeing("idefics2") | {"perceiver_config": _RESAMPLER},
     "indic_ocr": seeing("indic_ocr", "qwen3_5", **_SEEING_DELTA),
     "internvl_chat": seeing("internvl_chat", _SIGLIP),
-    "limite": flat("limite", attn_gate_channels=16, head_dim=16, rope_n_pairs=8, tie_word_embeddings=True, ve_dim=16, global_layers=[1], ve_layers=[0, 1]),
+    "limite": flat(
+        "limite",
+        softcap_logits={"a": 30.0, "b": 0.0, "c": 8.0, "kind": "sigmoid"},
+        attn_gate_channels=16,
+        head_dim=16,
+        rope_n_pairs=8,
+        tie_word_embeddings=True,
+        ve_dim=16,
+        global_layers=[1],
+        ve_layers=[0, 1],
+    ),
     "llava_bunny": beside("llava_bunny", _SIGLIP) | {"auto_map": {}, "mm_hidden_size": SIDE},
     "llava_next": seeing("llava_next", "clip_vision_model", model_type="llama"),
     "llmjpvl": seeing("llmjpvl", _SIGLIP, model_type="llama"),
     "locateanything": seeing("locateanything", "moonvit", tie_word_embeddings=True),
     "mage_vl": seeing("mage_vl") | {"vision_config": TOWER | {"num_attention_heads": 1}},
     "mimo_v2": seeing("mimo_v2", **_WINDOWS)
-    | {"audio_config": {"input_local_dim": SIDE, "input_local_head_dim": 16, "input_local_attn_heads": 2, "input_local_intermediate_size": SIDE, "input_local_layers": 1, "out_hidden_size": WIDTH}},
-    "minimax_m3": flat("minimax_m3", layer_types=None, moe_layer_freq=[0, 1], sparse_attention_config=_SPARSE),
+    | {
+        "audio_config": {
+            "input_local_dim": SIDE,
+            "input_local_head_dim": 16,
+            "input_local_attn_heads": 2,
+            "input_local_intermediate_size": SIDE,
+            "input_local_layers": 1,
+            "out_hidden_size": WIDTH,
+        }
+    },
+    "minimax_m3": flat(
+        "minimax_m3", layer_types=None, moe_layer_freq=[0, 1], sparse_attention_config=_SPARSE
+    ),
     "mistral_large3": seeing("mistral_large3", "pixtral"),
     "molmo": seeing("molmo", embedding_size=VOCABULARY, mlp_hidden_size=128),
     "molmo2": seeing("molmo2") | {"vision_config": {}},
     "molmo_point": seeing("molmo_point") | {"adapter_config": _POINTS},
     "moondream3": seeing("moondream3", num_key_value_heads=4, prefix_attn=0, moe_start_layer=1),
     "multi_modality": seeing("multi_modality", "vision", model_type="llama")
-    | {"projector_config": _ALIGNER, "vision_config": TOWER | {"cls": "CLIPVisionTower", "model_type": "vision", "params": {}}},
+    | {
+        "projector_config": _ALIGNER,
+        "vision_config": TOWER | {"cls": "CLIPVisionTower", "model_type": "vision", "params": {}},
+    },
     "nemotron_h_nano_omni": seeing("nemotron_h_nano_omni", **_MAMBA),
     "paddleocr_vl": beside("paddleocr_vl") | {"rope_scaling": _MROPE, "rope_parameters": _MROPE},
     "paligemma": seeing("paligemma", _SIGLIP, model_type="gemma"),
@@ -195,7 +279,17 @@ _OWN: dict[str, Config] = {
     "qwen3_5_moe_text": flat("qwen3_5_moe_text", **_DELTA),
     "qwen3_5_text": flat("qwen3_5_text", num_experts=0, **_DELTA),
     "qwen3_omni_moe": _qwen3_omni_moe(),
-    "qwen4_exp": seeing("qwen4_exp", hc_lowrank=16, indexer_budget=24, indexer_compress_ratio=4, indexer_head_dim=32, indexer_kv_heads=1, indexer_n_heads=2, **_SEEING_DELTA | {"num_experts": 4}),
+    "qwen4_exp": seeing(
+        "qwen4_exp",
+        hc_lowrank=16,
+        indexer_budget=24,
+        indexer_compress_ratio=4,
+        indexer_head_dim=32,
+        indexer_kv_heads=1,
+        indexer_n_heads=2,
+        **_SEEING_DELTA | {"num_experts": 4},
+    ),
+    "qwen3_vl_embedding": seeing("qwen3_vl_embedding", "qwen3_vl", rope_scaling=_MROPE),
     "smolvlm": seeing("smolvlm", "smolvlm_vision"),
     "z1t": flat("z1t"),
     "zaya1_vl": seeing("zaya1_vl", "qwen2_5_vl"),
@@ -223,5 +317,11 @@ def _folder(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations or ())))
 
 
+def is_made(family: str) -> bool:
+    """Whether there is a model of it: of most that are refused the name is enough."""
+    return family in _OWN or family not in REFUSED
+
+
 def config_of(family: str) -> Config:
+    """The config of a family's model: its own, or what most have in common."""
     return _OWN.get(family) or seeing(family)

@@ -1,4 +1,4 @@
-"""The sizes of what a tiny model has besides its language model, by the names that mlx-vlm's families have."""
+"""The sizes of what a tiny model has besides its language model, by all names of mlx-vlm's families."""
 
 from __future__ import annotations
 

@@ -61,8 +61,15 @@ class VisionNetwork(nn.Module):
         """
         if self.has_positions and "position_ids" not in inputs:
             inputs["position_ids"] = _positions(tokens, cache, shifts)
+        elif not self.has_positions:
+            self._forget_positions()
         logits: mx.array = self.whole.language_model(tokens, cache=cache, **inputs).logits
         return logits
+
+    def _forget_positions(self) -> None:
+        """Of what was run last, which some of upstream's keep for what they take to follow it."""
+        if getattr(self.whole.language_model, "_position_ids", None) is not None:
+            self.whole.language_model._position_ids = None
 
     def embed(self, tokens: Sequence[int], pixels: Mapping[str, mx.array]) -> Any:
         """Upstream's own embeddings of tokens and the images that stand there."""

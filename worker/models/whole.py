@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import product
+from inspect import signature
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,16 @@ def require_writer(config: dict[str, Any]) -> None:
     if config.get("model_file"):  # which upstream would run unasked
         raise ModelError("its config.json asks for code of its own to be run, which is never done.")
     family, _ = get_model_and_args(config)
-    network = getattr(family, "Model", None)
-    writes = hasattr(network, "get_input_embeddings") and not getattr(network, "decision_types", ())
-    if not writes or not family.__name__.startswith(_PACKAGE):
+    if not family.__name__.startswith(_PACKAGE) or not _writes(getattr(family, "Model", None)):
         name = family.__name__.rpartition(".")[2]
         raise ModelError(f"mlx-vlm has the architecture {name!r} for another task than to write text.")
+
+
+def _writes(network: Any) -> bool:
+    """Whether its class is of those that put images into texts, and does not say that it only decides."""
+    embeds = getattr(network, "get_input_embeddings", None)
+    takes = signature(embeds).parameters if embeds else {}
+    return "pixel_values" in takes and not getattr(network, "decision_types", ())
 
 
 def like(network: VisionNetwork) -> Callable[[Path], VisionNetwork]:
@@ -83,9 +89,10 @@ def try_text(network: VisionNetwork) -> None:
 def _wrong(network: VisionNetwork) -> str:
     """What is not as it should be, if anything."""
     try:
-        error = _error(_ours(network), _upstream(network.whole))
+        error = _error(_upstream(network.whole), _ours(network))
     except Exception as failure:  # upstream's networks raise whatever they lack something with
-        return f"its language model does not answer a text alone ({failure})."
+        reason = (str(failure) or type(failure).__name__).splitlines()[0]
+        return f"its language model does not answer a text alone ({reason})."
     if not error <= ERROR_MAX:
         return f"it reads a text in parts otherwise than as a whole (by {error:.2f})."
     return ""
@@ -94,7 +101,7 @@ def _wrong(network: VisionNetwork) -> str:
 def _ours(network: VisionNetwork) -> list[mx.array]:
     caches = network.make_cache()
     bounds = (0, *_CUTS, len(_TEXT) - 2, len(_TEXT) - 1, len(_TEXT))
-    parts = [_TEXT[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    parts = [_TEXT[first:last] for first, last in pairwise(bounds)]
     return [network(mx.array([part], mx.uint32), cache=caches)[0, -1] for part in parts][-2:]
 
 
@@ -109,7 +116,7 @@ def _upstream(whole: Any) -> list[mx.array]:
     return [first, whole.language_model(following, cache=caches).logits[0, -1]]
 
 
-def _error(ours: list[mx.array], theirs: list[mx.array]) -> float:
+def _error(theirs: list[mx.array], ours: list[mx.array]) -> float:
     return max(relative_error(some, others) for some, others in zip(ours, theirs, strict=True))
 
 

@@ -57,4 +57,6 @@ def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
 def is_strange(cache: Any) -> bool:
     """Whether it is none of the kinds that say how they grow."""
     grows = hasattr(cache, "update_and_fetch")
-    return not hasattr(cache, "nbytes") or (grows and not (hasattr(cache, "keys") and hasattr(cache, "empty")))
+    return not hasattr(cache, "nbytes") or (
+        grows and not (hasattr(cache, "keys") and hasattr(cache, "empty"))
+    )

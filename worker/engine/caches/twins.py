@@ -19,8 +19,8 @@ class _StateCache(vlm.ArraysCache):
 
 
 def twin(cache: Any) -> Any:
-    """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged; what has no twin stays, one
-    of which a network asks more than of its kind as well."""
+    """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged. What has no twin stays,
+    and one of which a network asks more than of its kind."""
     kinds = (vlm.RotatingKVCache, vlm.KVCache, vlm.ArraysCache, vlm.CacheList)
     if not any(isinstance(cache, kind) and set(dir(type(cache))) <= set(dir(kind)) for kind in kinds):
         return cache

@@ -1,0 +1,122 @@
+"""Networks of mlx-vlm's that are asked for text: which write it, and how each is told what it reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied, failure, nothing
+from worker.contract import Model, ModelError
+from worker.engine.caches.trial import NEAR_TOKENS
+from worker.engine.sight import VisionNetwork
+from worker.models.load import ModelLoader
+from worker.models.rehearsal import stage_for
+from worker.models.whole import like, load_network, require_writer, try_text
+
+# Transformers warns of configs of the families, as they are and have to be.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def tried(family: str) -> VisionNetwork:
+    network = load_network(model_folder(f"family-{family}"))
+    try_text(network)
+    return network
+
+
+def test_a_text_model_that_mlx_vlm_alone_has_is_served() -> None:
+    model = ModelLoader(str(model_folder("family-qwen3_5_text"))).load(nothing)
+    assert isinstance(model, Model)
+    assert model.facts.batched
+    assert not model.facts.capabilities.images
+
+
+def test_a_model_that_sees_is_served_for_text_where_nothing_says_how_images_are_prepared() -> None:
+    model = ModelLoader(str(model_folder("family-cohere_compass"))).load(nothing)
+    assert isinstance(model, Model)
+    assert not model.facts.capabilities.images
+
+
+def test_code_that_comes_with_weights_is_never_run(tmp_path: Path) -> None:
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder("gemma3-eyes"), folder)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit\n")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
+    with pytest.raises(ModelError):
+        ModelLoader(str(folder)).load(nothing)
+    with pytest.raises(ModelError, match="code of its own"):
+        load_network(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("family", ["flux2", "sam3", "dinov2", "decider2", "qwen3_embedding"])
+def test_families_that_write_no_text_are_known_before_weights_are_read(family: str) -> None:
+    with pytest.raises(ModelError, match=f"architecture '{family}' for another task"):
+        require_writer({"model_type": family})
+
+
+def test_what_drafts_for_another_model_is_not_served() -> None:
+    with pytest.raises(ModelError, match="another task"):
+        require_writer({"model_type": "qwen3", "dflash_config": {}})
+
+
+def test_a_family_that_writes_no_text_is_refused_with_that_sentence(tmp_path: Path) -> None:
+    assert failure(copied(tmp_path, model_type="flux2")).endswith("for another task than to write text.")
+
+
+def test_writing_by_diffusion_is_refused() -> None:
+    assert "by diffusion" in failure(model_folder("family-llada2_moe"))
+
+
+def test_a_text_that_is_read_whole_only_is_refused() -> None:
+    assert "in parts otherwise than as a whole" in failure(model_folder("family-paligemma"))
+
+
+def test_answers_that_depend_on_where_a_prompt_is_cut_are_refused() -> None:
+    assert "depend on where a prompt is cut" in failure(model_folder("family-hy_v4"))
+
+
+def test_positions_are_told_to_those_that_want_them_only() -> None:
+    assert tried("glm4v").has_positions
+    assert not tried("cohere_compass").has_positions
+
+
+def test_caches_are_upstreams_own_where_it_asks_for_their_class() -> None:
+    assert tried("qwen3_5_text").has_twins
+    assert not tried("zaya1_vl").has_twins
+
+
+def test_what_was_found_out_of_a_network_holds_for_it_when_it_is_opened_again() -> None:
+    network = tried("zaya1_vl")
+    again = like(network)(model_folder("family-zaya1_vl"))
+    assert (again.has_positions, again.has_twins) == (network.has_positions, network.has_twins)
+    assert list(map(type, again.make_cache())) == list(map(type, network.make_cache()))
+
+
+def test_positions_that_upstream_keeps_of_one_prompt_are_not_those_of_the_next() -> None:
+    network = tried("hunyuan_vl")
+
+    def read(tokens: list[int]) -> Any:
+        return network(mx.array([tokens]), cache=network.make_cache())[0, -1]
+
+    first = read([5, 6, 7])
+    read([9, 8, 7, 6, 5, 4, 3])
+    assert mx.array_equal(read([5, 6, 7]), first)
+
+
+def test_thresholds_that_upstreams_classes_fill_in_are_brought_near(tmp_path: Path) -> None:
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder("family-kolibri1"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["sliding_window"]
+    (folder / "config.json").write_text(json.dumps(config))
+    stage = stage_for(folder, load_network(folder), load_network)
+    assert stage.threshold == NEAR_TOKENS
+    assert NEAR_TOKENS in [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
