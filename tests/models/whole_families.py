@@ -38,6 +38,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("diffusion_gemma", "llada2_moe"), _DIFFUSION),
     **dict.fromkeys(("florence2", "nemotron_parse"), _ENCODED),
     **dict.fromkeys(("falcon_perception", "paligemma"), _CUT),
+    "deepseek_v4": "what it keeps of a prompt, pooled, depends on where that is cut",
     "hy_v4": "upstream keeps where it parts the keys of one length for those of all others",
     "minimax_h3": "it makes videos",
     "nemotron_voicechat": "it talks, by a package that is not a dependency",

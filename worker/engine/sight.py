@@ -34,8 +34,8 @@ class VisionNetwork(nn.Module):
         initialize: Any = super().__init__  # which MLX leaves without types
         initialize()
         self.whole = whole
-        self.has_positions = hasattr(whole.language_model, "get_rope_index")
-        """Whether it is told the positions of its tokens, in three dimensions."""
+        self.axes = 3 if hasattr(whole.language_model, "get_rope_index") else 0
+        """Of the positions of its tokens that it is told: three, one, or 0: it finds them itself."""
         self.has_twins = True
         """Whether it takes mlx-lm's caches for its own."""
 
@@ -59,9 +59,10 @@ class VisionNetwork(nn.Module):
         `shifts`, [rows, 1] int32: how far a row's positions are behind its number of tokens, since an image
         takes fewer positions than tokens. `inputs`: what takes the place of embedded tokens.
         """
-        if self.has_positions and "position_ids" not in inputs:
-            inputs["position_ids"] = _positions(tokens, cache, shifts)
-        elif not self.has_positions:
+        if self.axes and "position_ids" not in inputs:
+            positions = _positions(tokens, cache, shifts)
+            inputs["position_ids"] = positions if self.axes == 3 else positions[0]
+        elif not self.axes:
             self._forget_positions()
         logits: mx.array = self.whole.language_model(tokens, cache=cache, **inputs).logits
         return logits
@@ -82,7 +83,7 @@ class VisionNetwork(nn.Module):
     def places(self, tokens: Sequence[int], grids: Mapping[str, mx.array]) -> tuple[mx.array | None, int]:
         """The positions of a whole prompt, [3, 1, tokens], and how far those of what follows are shifted.
         None: it has one position for each token."""
-        if not self.has_positions:
+        if not self.axes:
             return None, 0
         ids = mx.array([list(tokens)], mx.int32)
         positions, shift = self.whole.language_model.get_rope_index(ids, **grids)

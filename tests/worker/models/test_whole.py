@@ -83,9 +83,10 @@ def test_answers_that_depend_on_where_a_prompt_is_cut_are_refused() -> None:
     assert "depend on where a prompt is cut" in failure(model_folder("family-hy_v4"))
 
 
-def test_positions_are_told_to_those_that_want_them_only() -> None:
-    assert tried("glm4v").has_positions
-    assert not tried("cohere_compass").has_positions
+def test_positions_are_told_as_each_wants_them() -> None:
+    assert tried("glm4v").axes == 3
+    assert tried("cohere_compass").axes == 1
+    assert tried("hunyuan_vl").axes == 0
 
 
 def test_caches_are_upstreams_own_where_it_asks_for_their_class() -> None:
@@ -96,7 +97,7 @@ def test_caches_are_upstreams_own_where_it_asks_for_their_class() -> None:
 def test_what_was_found_out_of_a_network_holds_for_it_when_it_is_opened_again() -> None:
     network = tried("zaya1_vl")
     again = like(network)(model_folder("family-zaya1_vl"))
-    assert (again.has_positions, again.has_twins) == (network.has_positions, network.has_twins)
+    assert (again.axes, again.has_twins) == (network.axes, network.has_twins)
     assert list(map(type, again.make_cache())) == list(map(type, network.make_cache()))
 
 
