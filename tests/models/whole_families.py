@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.models.configs import VOCABULARY, Config
-from tests.models.family_sizes import COMMON, CONTEXT, WIDTH
+from tests.models.family_sizes import COMMON, WIDTH
 from tests.models.whole_sizes import SIDE, TOWER, beside, flat, seeing
 from worker.models.config import ENCODERS
 
@@ -111,30 +111,33 @@ _XD_ROPE: Config = {"alpha": 1000.0, "factor": 1.0, "type": "xdrope", "xdrope_se
 _SIGLIP = "siglip_vision_model"
 
 
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
+"""All that some classes know of them."""
+
+
 def _glm_ocr() -> Config:
     # Its class takes no other keys.
     whole = seeing("glm_ocr", "glm_ocr_vision")
-    text = {
-        **{
-            key: COMMON[key]
-            for key in ("head_dim", "hidden_size", "intermediate_size", "num_attention_heads")
-        },
-        **{key: COMMON[key] for key in ("num_hidden_layers", "num_key_value_heads", "vocab_size")},
-        "max_position_embeddings": CONTEXT,
-        "rope_parameters": _MROPE,
-    }
+    text = {key: COMMON[key] for key in ("head_dim", "max_position_embeddings", *_SIZES)}
     tower = {"depth": 2, "hidden_size": SIDE, "image_size": 56, "intermediate_size": 2 * SIDE, "num_heads": 2}
-    return whole | {"text_config": text, "vision_config": tower | {"out_hidden_size": WIDTH}}
+    return whole | {
+        "text_config": text | {"rope_parameters": _MROPE},
+        "vision_config": tower | {"out_hidden_size": WIDTH},
+    }
 
 
 def _phi4_siglip() -> Config:
-    tower = {
-        "hidden_size": SIDE,
-        "intermediate_size": 2 * SIDE,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-    }
-    return beside("phi4_siglip") | {"mm_hidden_size": SIDE, "text_config": {}, "vision_config": tower}
+    tower = {"hidden_size": SIDE, "intermediate_size": 2 * SIDE, "num_attention_heads": 2}
+    text = {key: COMMON[key] for key in _SIZES} | {"partial_rotary_factor": 1.0}
+    whole = {"mm_hidden_size": SIDE, "text_config": text, "vision_config": tower | {"num_hidden_layers": 2}}
+    return beside("phi4_siglip") | text | whole
 
 
 def _qwen3_omni_moe() -> Config:
@@ -207,6 +210,7 @@ _OWN: dict[str, Config] = {
         "moe_num_experts": [4, 4],
         "rope_scaling": _MROPE | {"mrope_section": [3, 3, 2]},
     },
+    "falcon_ocr": beside("falcon_ocr"),
     "falcon_perception": beside("falcon_perception") | {"do_segmentation": False},
     "florence2": seeing("florence2") | {"vision_config": {"model_type": "davit"}},
     "glm4v": seeing("glm4v", eos_token_id=[1], rope_scaling=_MROPE),
@@ -292,8 +296,9 @@ _OWN: dict[str, Config] = {
     ),
     "qwen3_vl_embedding": seeing("qwen3_vl_embedding", "qwen3_vl", rope_scaling=_MROPE),
     "smolvlm": seeing("smolvlm", "smolvlm_vision"),
+    "youtu_vl": beside("youtu_vl"),
     "z1t": flat("z1t"),
-    "zaya1_vl": seeing("zaya1_vl", "qwen2_5_vl"),
+    "zaya1_vl": beside("zaya1_vl", "qwen2_5_vl") | {"zaya_mlp_expansion": 16},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.contract import Model, ModelError
-from worker.engine.caches.trial import NEAR_TOKENS
+from worker.engine.caches import trial
+from worker.engine.caches.trial import NEAR_TOKENS, Stage, find_abilities
 from worker.engine.sight import VisionNetwork
 from worker.models.load import ModelLoader
 from worker.models.rehearsal import stage_for
 from worker.models.whole import like, load_network, require_writer, try_text
+
+TEXT = "family-qwen3_5_text"
 
 # Transformers warns of configs of the families, as they are and have to be.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -31,7 +35,7 @@ def tried(family: str) -> VisionNetwork:
 
 
 def test_a_text_model_that_mlx_vlm_alone_has_is_served() -> None:
-    model = ModelLoader(str(model_folder("family-qwen3_5_text"))).load(nothing)
+    model = ModelLoader(str(model_folder(TEXT))).load(nothing)
     assert isinstance(model, Model)
     assert model.facts.batched
     assert not model.facts.capabilities.images
@@ -79,8 +83,14 @@ def test_a_text_that_is_read_whole_only_is_refused() -> None:
     assert "in parts otherwise than as a whole" in failure(model_folder("family-paligemma"))
 
 
-def test_answers_that_depend_on_where_a_prompt_is_cut_are_refused() -> None:
-    assert "depend on where a prompt is cut" in failure(model_folder("family-hy_v4"))
+def test_a_text_that_is_read_otherwise_in_parts_is_refused() -> None:
+    assert "in parts otherwise than as a whole" in failure(model_folder("family-hy_v4"))
+
+
+def test_answers_that_depend_on_where_a_prompt_is_cut_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    uncut = replace(find_abilities(Stage(load_network(model_folder(TEXT)))), cut=False)
+    monkeypatch.setattr(trial, "find_abilities", lambda stage: uncut)
+    assert "depend on where a prompt is cut" in failure(model_folder(TEXT))
 
 
 def test_positions_are_told_as_each_wants_them() -> None:
