@@ -43,7 +43,7 @@ def shapes_of(config: Config) -> tuple[Shapes, Shapes]:
         part = name.partition(".")[0]
         sizes[part] = sizes.get(part, 0) + math.prod(shape)
     assert sizes.get("language_model", 0) < 2 * PART_MAX, f"not tiny: {sizes}"
-    large = {part for part, size in sizes.items() if size > PART_MAX}
+    large = {part for part, size in sizes.items() if size > PART_MAX and part != "language_model"}
     drawn = {name: shape for name, shape in shapes.items() if name.partition(".")[0] not in large}
     others = shapes if config["model_type"] in _ASKED_FOR else {}
     if "model" in large:  # which is the language model as well

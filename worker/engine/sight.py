@@ -36,8 +36,6 @@ class VisionNetwork(nn.Module):
         self.whole = whole
         self.axes = 3 if hasattr(whole.language_model, "get_rope_index") else 0
         """Of the positions of its tokens that it is told: three, one, or 0: it finds them itself."""
-        self.has_twins = True
-        """Whether it takes mlx-lm's caches for its own."""
 
     @property
     def layers(self) -> Any:
@@ -48,8 +46,7 @@ class VisionNetwork(nn.Module):
         from worker.engine.caches.twins import twin  # models of text start without mlx-vlm
 
         own = getattr(self.whole.language_model, "make_cache", None)
-        caches = own() if own else [KVCache() for _ in self.layers]
-        return [twin(cache) for cache in caches] if self.has_twins else caches
+        return [twin(cache) for cache in own()] if own else [KVCache() for _ in self.layers]
 
     def __call__(
         self, tokens: mx.array, cache: RowCaches | None = None, shifts: mx.array | None = None, **inputs: Any

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from inspect import signature
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def like(network: VisionNetwork) -> Callable[[Path], VisionNetwork]:
 
     def open_network(folder: Path) -> VisionNetwork:
         opened = load_network(folder)
-        opened.axes, opened.has_twins = network.axes, network.has_twins
+        opened.axes = network.axes
         return opened
 
     return open_network
@@ -77,13 +77,12 @@ def like(network: VisionNetwork) -> Callable[[Path], VisionNetwork]:
 
 def try_text(network: VisionNetwork) -> None:
     """Let it read: a text in parts, as the engine runs it, and whole, as upstream does. It is told positions
-    of three axes, of one, or finds them itself, and has mlx-lm's caches or its own, whichever is right.
+    of three axes, of one, or finds them itself, whichever is right.
 
     Raises `ModelError` where nothing is.
     """
     reasons = []
-    axes = (3, 1, 0) if network.axes else (0,)
-    for network.has_twins, network.axes in product((True, False), axes):
+    for network.axes in (3, 1, 0) if network.axes else (0,):
         if not (reason := _wrong(network)):
             return
         reasons.append(reason)
@@ -117,7 +116,7 @@ def _upstream(whole: Any) -> mx.array:
     features = whole.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).to_dict()
     given = {name: value for name, value in features.items() if value is not None}
     caches = make_prompt_cache(whole.language_model)
-    first = whole.language_model(ids, cache=caches, **given).logits[0]
+    first = whole.language_model(inputs=ids, cache=caches, **given).logits[0]
     return mx.concatenate([first, whole.language_model(following, cache=caches).logits[0]])
 
 

@@ -99,16 +99,10 @@ def test_positions_are_told_as_each_wants_them() -> None:
     assert tried("hunyuan_vl").axes == 0
 
 
-def test_caches_are_upstreams_own_where_it_asks_for_their_class() -> None:
-    assert tried("qwen3_5_text").has_twins
-    assert not tried("zaya1_vl").has_twins
-
-
 def test_what_was_found_out_of_a_network_holds_for_it_when_it_is_opened_again() -> None:
-    network = tried("zaya1_vl")
-    again = like(network)(model_folder("family-zaya1_vl"))
-    assert (again.axes, again.has_twins) == (network.axes, network.has_twins)
-    assert list(map(type, again.make_cache())) == list(map(type, network.make_cache()))
+    network = tried("cohere_compass")
+    again = like(network)(model_folder("family-cohere_compass"))
+    assert again.axes == network.axes
 
 
 def test_positions_that_upstream_keeps_of_one_prompt_are_not_those_of_the_next() -> None:
