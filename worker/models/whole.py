@@ -82,7 +82,8 @@ def try_text(network: VisionNetwork) -> None:
     Raises `ModelError` where nothing is.
     """
     reasons = []
-    for network.axes in (3, 1, 0) if network.axes else (0,):
+    for axes in (3, 1, 0) if network.axes else (0,):
+        network.axes = axes
         if not (reason := _wrong(network)):
             return
         reasons.append(reason)
