@@ -10,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
@@ -118,10 +117,11 @@ def test_positions_that_upstream_keeps_of_one_prompt_are_not_those_of_the_next()
 
 def test_thresholds_that_upstreams_classes_fill_in_are_brought_near(tmp_path: Path) -> None:
     folder = tmp_path / "a-model"
-    shutil.copytree(model_folder("family-kolibri1"), folder)
+    shutil.copytree(model_folder("family-limite"), folder)
     config = json.loads((folder / "config.json").read_text())
     del config["sliding_window"]
     (folder / "config.json").write_text(json.dumps(config))
-    stage = stage_for(folder, load_network(folder), load_network)
-    assert stage.threshold == NEAR_TOKENS
-    assert NEAR_TOKENS in [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
+    network = load_network(folder)
+    stage = stage_for(folder, network, load_network)
+    assert network.whole.config.sliding_window > NEAR_TOKENS
+    assert stage.network.whole.config.sliding_window == NEAR_TOKENS
