@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.generate.diffusion import is_diffusion_model
-from mlx_vlm.models.cache import make_prompt_cache
-from mlx_vlm.utils import get_model_and_args, load_model
 
 from worker.contract import ModelError
 from worker.engine.sight import VisionNetwork
@@ -38,6 +35,9 @@ _CUTS = (1, 4, 6, 37, 44, 75, 98, 99)
 def load_network(folder: Path) -> VisionNetwork:
     """Upstream's network, its weights not read yet. Raises `ModelError` for one that does not write token
     after token, or one of many errors."""
+    from mlx_vlm.generate.diffusion import is_diffusion_model
+    from mlx_vlm.utils import load_model
+
     require_writer(json.loads((folder / "config.json").read_bytes()))
     whole = load_model(folder, lazy=True)
     if is_diffusion_model(whole):
@@ -49,6 +49,8 @@ def load_network(folder: Path) -> VisionNetwork:
 
 def require_writer(config: dict[str, Any]) -> None:
     """Raises `ModelError` where what upstream has for a config writes no text. Reads no weights."""
+    from mlx_vlm.utils import get_model_and_args
+
     if config.get("model_file"):  # which upstream would run unasked
         raise ModelError("its config.json asks for code of its own to be run, which is never done.")
     family, _ = get_model_and_args(config)
@@ -113,6 +115,8 @@ def _ours(network: VisionNetwork) -> mx.array:
 def _upstream(whole: Any) -> mx.array:
     """The same, of all but the last token in one call of the network's own, told all that it says of them;
     the last comes as a token that it has drawn."""
+    from mlx_vlm.models.cache import make_prompt_cache
+
     ids, following = mx.array([_TEXT[:-1]], mx.int32), mx.array([_TEXT[-1:]], mx.int32)
     features = whole.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).to_dict()
     given = {name: value for name, value in features.items() if value is not None}
