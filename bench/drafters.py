@@ -17,7 +17,9 @@ from tests.models.weights import draw_weights
 
 WIDTH = 128
 INNER = 384
-LAYERS, DRAFT_LAYERS = 16, 2
+LAYERS = 16
+DRAFT_LAYERS = {"dense": 2, "hybrid": 4}
+"""A hybrid's fourth is its first with attention."""
 FAINT = 0.03
 """What the layers that only the model has add to it, in terms of what the others do."""
 _OUTLETS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
@@ -27,13 +29,14 @@ def folders(name: str) -> tuple[Path, Path, Path]:
     """Of `dense` or `hybrid`: the model, one that says much the same, and one that says something else."""
     home = Path(tempfile.mkdtemp(prefix=f"bench-drafters-{name}-"))
     source = model_folder(name)
-    large, small = _config(source, LAYERS), _config(source, DRAFT_LAYERS)
+    kept = DRAFT_LAYERS[name]
+    large, small = _config(source, LAYERS), _config(source, kept)
     tokenizer = train_tokenizer(normalize=name == "hybrid")
     weights = {
-        name: FAINT * array if _layer(name) >= DRAFT_LAYERS and name.endswith(_OUTLETS) else array
-        for name, array in draw_weights(large, tokenizer, 0).items()
+        each: FAINT * array if _layer(each) >= kept and each.endswith(_OUTLETS) else array
+        for each, array in draw_weights(large, tokenizer, 0).items()
     }
-    first = {name: array for name, array in weights.items() if _layer(name) < DRAFT_LAYERS}
+    first = {each: array for each, array in weights.items() if _layer(each) < kept}
     return (
         _written(home / "model", source, large, weights),
         _written(home / "right", source, small, first),
