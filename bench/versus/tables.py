@@ -65,7 +65,16 @@ def short(results: Results) -> str:
         for choice, entries in found
         if any(entries)
     ]
-    return "\n".join(_table(["", *(_title(name) for name in names)], rows))
+    return "\n".join(_table([_conditions(results), *(_title(name) for name in names)], rows))
+
+
+def _conditions(results: Results) -> str:
+    """Of all runs in a few words: fewest rounds, and the load as they began and ended, least and most."""
+    runs = results.runs.values()
+    if not runs:
+        return ""
+    loads = [each for run in runs for each in run.load]
+    return f"rounds: {min(run.rounds for run in runs)}, load: {min(loads):.0f} to {max(loads):.0f}"
 
 
 def _found(results: Results, choice: Choice) -> list[Entry | None]:

@@ -52,7 +52,7 @@ def test_the_readme_shows_a_figure_of_several_models_in_a_line_and_the_best_in_b
         )
     )
     head, _, *rows = table.splitlines()
-    assert head == "|  | ours | `other.server` |"
+    assert head == "| rounds: 3, load: 0 to 2 | ours | `other.server` |"
     ours, theirs = f"**300** / **100** / {NOTHING}", f"200 / 50 / {NOTHING}"
     assert rows == [f"| tokens/s, 16 at once: dense / hybrid / vision | {ours} | {theirs} |"]
 
