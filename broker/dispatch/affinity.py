@@ -24,8 +24,8 @@ HOMES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """`store`: where the worker writes what it keeps, by its own word; empty: nowhere. `whole`: a prompt ended
-    here, and another one that gets as far goes on with it."""
+    """`store`: where the worker writes what it keeps, by its own word; empty: nowhere. `whole`: a prompt
+    ended here, and another one that gets as far goes on with it."""
 
     store: str
     noted_at: float
