@@ -59,6 +59,8 @@ class Worker:
     host: str = ""
     """The machine that it runs on, by its own word; empty: it does not say."""
     pace: Pace = field(default_factory=Pace)
+    boarded: int = 0
+    """Requests that it was sent, those that came from another worker among them."""
 
     @property
     def state(self) -> str:

@@ -89,6 +89,7 @@ class Routing:
 
     def boarded(self, flight: Flight, worker: Worker) -> None:
         """It has a leg with this worker."""
+        worker.boarded += 1
         if flight.leg is None or not self._is_shared(flight.model):
             return
         prompt = self._beginnings(flight)

@@ -21,6 +21,9 @@ PROMPT_TOKENS_MIN, ANSWER_TOKENS_MIN = 64, 8
 _SLOWEST, _FASTEST = 0.1, 1e6
 """Tokens a second: what a worker says of its time may be any number."""
 _SMOOTHING = 0.2
+_RISE, _FALL = 0.3, 0.03
+"""Of a speed, towards what was found. Others beside a request slow it, and nothing makes it quicker than its
+worker is: so what is found on a quiet one counts for more, or whoever is busy would be taken for slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,9 @@ def smoothed_length(before: float, end: Finished) -> float:
 
 def _smoothed(before: float | None, found: float) -> float:
     found = min(_FASTEST, max(_SLOWEST, found))
-    return found if before is None else before + _SMOOTHING * (found - before)
+    if before is None:
+        return found
+    return before + (_RISE if found > before else _FALL) * (found - before)
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:

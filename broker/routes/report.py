@@ -117,6 +117,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str,
         "memory": _memory(resources) if resources else None,
         "running": beat.running if beat else 0,
         "waiting": beat.waiting if beat else 0,
+        "boarded": worker.boarded,
         "aboard": len(dispatcher.flights.aboard(worker.incarnation)),
         "speed": {
             "prompt_tokens_per_s": _rounded(worker.pace.prompt),

@@ -34,12 +34,23 @@ def aboard(asked: Generate | Embed, *, prompt_tokens: int = 0, spared: float = 0
     return flight
 
 
-def test_a_speed_is_what_was_run_over_its_time_and_follows_slowly() -> None:
+def test_a_speed_is_what_was_run_over_its_time_and_follows_what_is_quick() -> None:
     pace = Pace()
     pace.observe(end(1100, 64, cached=100, prefill_s=2.0, decode_s=4.0))
     assert (pace.prompt, pace.answer) == (500.0, 16.0)
-    pace.observe(end(1000, 80, prefill_s=1.0, decode_s=1.0))
-    assert (pace.prompt, pace.answer) == (pytest.approx(600.0), pytest.approx(28.8))
+    pace.observe(end(1000, 80, prefill_s=1.0, decode_s=8.0))
+    assert (pace.prompt, pace.answer) == (pytest.approx(650.0), pytest.approx(15.82))
+
+
+def test_one_that_was_busy_now_and_then_is_not_taken_for_slow() -> None:
+    busy, calm = Pace(), Pace()
+    for number in range(40):
+        calm.observe(end(1000, 80, prefill_s=1.0, decode_s=4.0))
+        took = 4 if number % 3 else 1
+        busy.observe(end(1000, 80, prefill_s=1.0 * took, decode_s=4.0 * took))
+    assert busy.answer is not None
+    assert calm.answer is not None
+    assert 0.8 < busy.answer / calm.answer <= 1
 
 
 @given(st.integers(0, 2**53), st.integers(0, 2**53), st.floats(0, 1e9), st.floats(0, 1e9))

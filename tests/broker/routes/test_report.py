@@ -168,6 +168,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         },
         "running": 1,
         "waiting": 2,
+        "boarded": 0,
         "aboard": 0,
         "speed": {"prompt_tokens_per_s": None, "answer_tokens_per_s": None},
         "steps": 5,
