@@ -149,6 +149,8 @@ def report(sides: Sequence[Side], floods: Sequence[Sequence[int]], legend: str) 
     print_table("Agents' prompts", head, rows, f"{legend} First text in milliseconds.")
     for got in floods:
         print(f"A flood of {sum(got)} on one prompt: {got} by worker, least over most {got[0] / got[-1]:.2f}")
+    for worker in sides[0].workers():
+        print(f"Measured of one worker: {worker['speed']}")
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Which of several workers a request goes to. Pure.
 
-The *least loaded* is the one that would be done with it first, had nobody anything stored. Another one that
-has run the beginning of its prompt gets it all the same, if it is not much busier: the more of the prompt it
-has, the more it may have to do, up to `EXCESS_REQUESTS` requests beyond the least loaded (for its speed), and
-up to as many times what this one costs; up to one where it has only what both begin with. So conversations
-stay where they are, what all of them begin with is soon everywhere, and a flood on one prompt spreads.
+The *least loaded* is the one that would be done with it first, had nobody anything stored, unless it has
+`EXCESS_REQUESTS` more than another (for its speed) that would be done about as soon. Another one that has run
+the beginning of its prompt gets it all the same, if it is not much busier: the more of the prompt it has, the
+more it may have to do, up to `EXCESS_REQUESTS` requests beyond the least loaded (for its speed), and up to as
+many times what this one costs; up to one where it has only what both begin with. So conversations stay where
+they are, what all of them begin with is soon everywhere, and a flood on one prompt spreads.
 
 A model that has had one worker for a while costs nothing here: no prompt of it is looked at.
 """
@@ -58,19 +59,33 @@ class Bid:
         """So many requests more than the least loaded it may have."""
         return self.known.share * (EXCESS_REQUESTS if self.known.own else EXCESS_BEGUN_ALIKE)
 
+    def ahead_of(self, other: Bid) -> float:
+        """How many requests more it has than the other one would, were that one as fast."""
+        return self.desk.aboard - other.desk.aboard * self.desk.speed.answer / other.desk.speed.answer
+
 
 def best(bids: Sequence[Bid]) -> Bid:
     """The one it goes to."""
-    least = min(bids, key=lambda bid: (bid.done_s, bid.desk.aboard))
+    least = least_loaded(bids)
     within = [bid for bid in bids if bid is least or _is_near(bid, least)]
     return max(within, key=lambda bid: (bid.known.share, -bid.done_s, -bid.desk.aboard))
 
 
+def least_loaded(bids: Sequence[Bid]) -> Bid:
+    """The one that has least to do."""
+    first = min(bids, key=_order)
+    soon = [bid for bid in bids if bid.done_s - first.done_s <= EXCESS_REQUESTS * first.cost_s]
+    fewer = [bid for bid in soon if first.ahead_of(bid) > EXCESS_REQUESTS]
+    return min(fewer, key=_order, default=first)
+
+
+def _order(bid: Bid) -> tuple[float, int]:
+    return bid.done_s, bid.desk.aboard
+
+
 def _is_near(bid: Bid, least: Bid) -> bool:
-    if bid.done_s - least.done_s > bid.excess * least.cost_s:
-        return False
-    pace = bid.desk.speed.answer / least.desk.speed.answer
-    return bid.desk.aboard - pace * least.desk.aboard <= bid.excess
+    is_soon = bid.done_s - least.done_s <= bid.excess * least.cost_s
+    return is_soon and bid.ahead_of(least) <= bid.excess
 
 
 class Routing:

@@ -16,7 +16,7 @@ from protocol.messages import Encode, Finished, Generate, Request
 
 ANSWER_TOKENS = 256.0
 """Of an answer, before any has ended."""
-PROMPT_TOKENS_MIN, ANSWER_TOKENS_MIN = 64, 8
+PROMPT_TOKENS_MIN, ANSWER_TOKENS_MIN = 128, 16
 """From shorter ones no speed is measured."""
 _SLOWEST, _FASTEST = 0.1, 1e6
 """Tokens a second: what a worker says of its time may be any number."""

@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from broker.dispatch.affinity import NOTHING, Known
 from broker.dispatch.fleet import Worker
-from broker.dispatch.routing import EXCESS_BEGUN_ALIKE, EXCESS_REQUESTS, SHARED_S, Bid, Desk, best
+from broker.dispatch.routing import (
+    EXCESS_BEGUN_ALIKE,
+    EXCESS_REQUESTS,
+    SHARED_S,
+    Bid,
+    Desk,
+    best,
+    least_loaded,
+)
 from broker.dispatch.workload import Speed
 from protocol.conversation import pack
 from protocol.messages import Finished, Generate
@@ -82,8 +90,7 @@ BIDS = st.lists(
 
 @given(BIDS)
 def test_it_goes_to_the_least_loaded_or_to_one_near_it_that_has_more(bids: list[Bid]) -> None:
-    least = min(bids, key=lambda bid: (bid.done_s, bid.desk.aboard))
-    chosen = best(bids)
+    least, chosen = least_loaded(bids), best(bids)
     assert chosen.known.share >= least.known.share
     assert chosen.done_s - least.done_s <= EXCESS_REQUESTS * least.cost_s
     for other in bids:
@@ -98,7 +105,31 @@ def test_it_goes_to_the_least_loaded_or_to_one_near_it_that_has_more(bids: list[
 @given(BIDS)
 def test_where_nobody_has_anything_it_goes_to_the_least_loaded(bids: list[Bid]) -> None:
     bare = [Bid(bid.desk, bid.cost_s, NOTHING) for bid in bids]
-    assert best(bare).done_s == min(bid.done_s for bid in bare)
+    assert best(bare).done_s == least_loaded(bare).done_s
+
+
+@given(BIDS)
+def test_the_least_loaded_is_done_first_unless_it_has_far_more_than_one_that_is_done_soon(
+    bids: list[Bid],
+) -> None:
+    first, least = min(bids, key=lambda bid: (bid.done_s, bid.desk.aboard)), least_loaded(bids)
+    if least is first:
+        for bid in bids:
+            is_late = bid.done_s - first.done_s > EXCESS_REQUESTS * first.cost_s
+            assert is_late or first.ahead_of(bid) <= EXCESS_REQUESTS
+    else:
+        assert first.ahead_of(least) > EXCESS_REQUESTS
+        assert least.done_s - first.done_s <= EXCESS_REQUESTS * first.cost_s
+
+
+def test_one_that_was_measured_to_be_quick_at_prompts_does_not_take_a_whole_flood() -> None:
+    quick, other = desk("quick", 0.0), desk("other", 0.0)
+    for number in range(64):
+        known = Known(1.0, own=True) if number else NOTHING
+        chosen = best([Bid(quick, 0.5, known), Bid(other, 2.0, known if other.aboard else NOTHING)])
+        chosen.desk.load_s += 0.1  # of each only the answer is to be made
+        chosen.desk.aboard += 1
+    assert quick.aboard - other.aboard <= 2 * EXCESS_REQUESTS
 
 
 def test_a_short_beginning_moves_nobody_to_a_busier_worker() -> None:
