@@ -4,9 +4,10 @@
 
 Sixteen greedy streams are under way when the worker is killed with SIGKILL. The pause of a stream is the time
 from its last text before the next worker's first to that one; all texts must be those of an undisturbed run.
-With `--replicas`, as many workers are there on both sides, one of them is killed, and the pauses are those of
-the streams that it had. A reload is counted from the order to the answer, and the longest gap of streams under another one. Then, with
-the spare alone, the gaps of streams while a spare is made beside them, next to those of calm ones.
+With `--replicas`, as many workers are there on both sides, one of them is killed, and the pauses are those
+of the streams that it had. A reload is counted from the order to the answer, and the longest gap of streams
+under another one. Then, with the spare alone, the gaps of streams while a spare is made beside them, next
+to those of calm ones.
 """
 
 from __future__ import annotations
