@@ -105,8 +105,17 @@ class Failover:
                 sent = self._board(flight, worker)
             except WireError as error:  # a number beyond 64 bits in a tool's schema, say
                 raise _cannot_be_sent(error) from None
-            if not sent:
+            if not sent and not self._has_others(worker):
                 raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
+            if not sent:  # it is about to be found lost, and another one takes them
+                self._flights.leave(flight, flight.waiting_since)
+        self.place()
+
+    def _has_others(self, worker: Worker) -> bool:
+        """Another one serves what it serves."""
+        return any(
+            other.serves and other.model == worker.model for other in self._fleet if other is not worker
+        )
 
     def _board(self, flight: Flight, worker: Worker) -> bool:
         message = self._flights.board(flight, worker.incarnation, self._clock())

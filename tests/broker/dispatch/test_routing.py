@@ -23,6 +23,7 @@ from broker.dispatch.routing import (
 )
 from broker.dispatch.workload import Speed
 from protocol.conversation import pack
+from protocol.errors import Code, RequestError
 from protocol.messages import Finished, Generate
 from protocol.parts import Capabilities, Sampling, Timings, Usage
 from tests.broker.dispatching import GATEWAY, Line, accepted, cleared, events, finished
@@ -314,3 +315,18 @@ def test_one_that_was_told_to_forget_its_prefixes_is_no_home_any_more() -> None:
     known = line.dispatcher.failover.routing.affinity
     assert len(known) == 0
     assert ask(line, asked("b", "x", "y", "z")) in (home, other)
+
+
+def test_who_is_sent_to_a_worker_that_cannot_be_reached_gets_another_one_and_no_refusal() -> None:
+    line = two()
+    home = ask(line, asked("a", "x"))
+    other = "w2" if home == "w1" else "w1"
+    line.unreachable.add(home)
+    flight = line.board(asked("b", "x", "y", "z"))
+    line.dispatcher.lost(home)
+    assert flight.leg is not None
+    assert flight.leg.worker == other
+    line.unreachable.add(other)
+    with pytest.raises(RequestError) as refused:
+        line.board(asked("c", "x"))
+    assert refused.value.code is Code.WORKER_UNAVAILABLE

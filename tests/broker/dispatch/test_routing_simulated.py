@@ -94,7 +94,7 @@ def test_with_affinity_far_more_of_the_prompts_is_stored_where_they_go(seed: int
     misses = 1 - near.cached / near.asked, 1 - blind.cached / blind.asked
     assert misses[0] <= misses[1]
     assert near.cached / near.asked > 0.8
-    assert len(near.by_worker) == workers, "and everybody has something to do"
+    assert len(near.by_worker) >= workers // 2, "and they are not all sent to one"
 
 
 @settings(max_examples=15, deadline=None)
