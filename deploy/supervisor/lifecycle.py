@@ -32,11 +32,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from deploy.supervisor.children import LIFELESS, TIMED, Children, Entry, Reload, State
 from deploy.supervisor.events import (
     Decision,
     Died,
+    Ends,
     Event,
     Idle,
     NotStarted,
@@ -48,6 +50,7 @@ from deploy.supervisor.events import (
     StopAsked,
     Wanted,
     describe,
+    reason_of,
 )
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
@@ -105,17 +108,16 @@ class Lifecycle:
         self._asked = False
         self._stopping_with: int | None = None
         self.status: int | None = None
-        self._ends: dict[str, tuple[int, float, str]] = {}
-        """By child: how many, when the last one was, and how."""
+        self._ends: dict[str, Ends] = {}
 
     def states(self) -> dict[str, State]:
         return {entry.name: entry.state for entry in self._children}
 
-    def ends(self, *children: str) -> tuple[int, str]:
+    def ends(self, *children: str) -> Ends:
         """How often a process of these children has ended that was not told to, and how the last one did."""
         ends = [self._ends[child] for child in children if child in self._ends]
-        _, last = max(((at, what) for _, at, what in ends), default=(0.0, ""))
-        return sum(count for count, _, _ in ends), last
+        last = max(ends, key=lambda each: each.at, default=Ends())
+        return replace(last, count=sum(each.count for each in ends))
 
     def stage(self, *children: str) -> Stage:
         """How a child stands, under whichever name; of several, the one that stands best."""
@@ -207,7 +209,8 @@ class Lifecycle:
     def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         if isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
-        self._ends[entry.child] = self.ends(entry.child)[0] + 1, now, what
+        count = self.ends(entry.child).count + 1
+        self._ends[entry.child] = Ends(count, what, reason_of(event), at=now)
         policy = self._on_demand.get(entry.child) or self._of_replicas.get(entry.child, self._policy)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
         if delay_s is None:

@@ -254,7 +254,7 @@ class Supervisor:
         stays = [name for name in borne if name in self._lifecycle.states()]
         model = self._reloads.programs[stays[-1]].model
         assert model is not None
-        leaving, (restarts, last_end) = self._lifecycle.leaving(), self._lifecycle.ends(*names)
+        leaving, ends = self._lifecycle.leaving(), self._lifecycle.ends(*names)
         return ModelState(
             name=model.name,
             stage=self._lifecycle.stage(*names),
@@ -263,8 +263,9 @@ class Supervisor:
             weight_bytes=all_weight_bytes(model) if self._on_demand else None,
             memory_bytes=sum(map(self._memory_bytes, names)) if self._on_demand else 0,
             leaving=[self._processes.pid(name) for name in stays if name in leaving],
-            restarts=restarts,
-            last_end=last_end[:END_CHARS_MAX],
+            restarts=ends.count,
+            last_end=ends.last[:END_CHARS_MAX],
+            last_end_reason=ends.reason,
             replicas=len(names),
         )
 

@@ -83,10 +83,10 @@ def test_deaths_of_the_one_do_not_count_against_the_other() -> None:
     die(children, ONE, 1.0, times=LIMITS.deaths_max)
     die(children, OTHER, 1.0, times=LIMITS.deaths_max)
     assert children.states() == {"gateway": State.RUNNING, ONE: State.RUNNING, OTHER: State.RUNNING}
-    count, last = children.ends(ONE, OTHER)
-    assert count == 2 * LIMITS.deaths_max
-    assert last.startswith(OTHER)
-    assert children.ends(ONE)[0] == LIMITS.deaths_max
+    ends = children.ends(ONE, OTHER)
+    assert ends.count == 2 * LIMITS.deaths_max
+    assert ends.last.startswith(OTHER)
+    assert children.ends(ONE).count == LIMITS.deaths_max
 
 
 def test_each_is_reloaded_by_itself_and_the_other_is_not_touched() -> None:
