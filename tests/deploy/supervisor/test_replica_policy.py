@@ -81,7 +81,7 @@ def test_wrong_settings_stop_everything_once_they_have_ended_both() -> None:
 def test_deaths_of_the_one_do_not_count_against_the_other() -> None:
     children = running()
     die(children, ONE, 1.0, times=LIMITS.deaths_max)
-    die(children, OTHER, 1.0, times=LIMITS.deaths_max)
+    die(children, OTHER, 2.0, times=LIMITS.deaths_max)
     assert children.states() == {"gateway": State.RUNNING, ONE: State.RUNNING, OTHER: State.RUNNING}
     ends = children.ends(ONE, OTHER)
     assert ends.count == 2 * LIMITS.deaths_max
