@@ -40,6 +40,12 @@ def weights_of(model: ServedModel) -> int | None:
     return own if own is None or not draft else own + (weight_bytes(str(draft)) or 0)
 
 
+def all_weight_bytes(model: ServedModel) -> int | None:
+    """Of all of its workers together, each of which has its own."""
+    one = weights_of(model)
+    return None if one is None else one * model.replicas
+
+
 def _snapshot(repository: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
