@@ -208,11 +208,12 @@ class Drafting:
         late = [row for row in hoped.asked if not following.is_near(row)]
         if hoped.speed <= speed or not late:
             return
-        row = min(late, key=following.seconds)
-        left = min(max(ANSWER_TOKENS, len(row.answered)), row.request.max_tokens - len(row.answered))
+        late.sort(key=following.seconds)
+        left = min(max(ANSWER_TOKENS, len(row.answered)) for row in late)
+        left = min(left, *(row.request.max_tokens - len(row.answered) for row in late))
         gain = min(self._credit, left * (1 - rows / hoped.speed))
-        if following.seconds(row) < gain * self._costs.plain(rows):
-            following.read(row)
+        if sum(map(following.seconds, late)) < gain * self._costs.plain(rows):
+            following.read(late)
 
     def _chosen(
         self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None
