@@ -3,9 +3,9 @@
     python -m bench.paced [--streams 16] [--step-ms 5,20] [--seconds 8] [--rounds 5]
 
 The scripted engine says in each token when it was said (`!clock`), on the clock that all processes of a
-machine share; the reader notes how much later it has it. The bare ASGI app does the same with a timer in place
-of an engine: what it takes is the socket's and uvicorn's. The difference is added by the line and the gateway:
-the worker's threads, ZeroMQ, dispatch and rendering. Both take turns. CPU: of the serving process.
+machine share; the reader notes how much later it has it. The bare ASGI app does the same with a timer in
+place of an engine: what it takes is the socket's and uvicorn's. The difference is added by the line and the
+gateway: the worker's threads, ZeroMQ, dispatch, rendering. Both take turns. CPU: of the serving process.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _rows(step_ms: float, sides: Sides) -> list[list[str]]:
     ours, bare = sides
     rows = []
     for name, turns in (("gateway", ours), ("bare ASGI app", bare)):
-        figures = [[turn.cpu_us for turn in turns], [turn.p50 for turn in turns], [turn.p99 for turn in turns]]
+        figures = [[t.cpu_us for t in turns], [t.p50 for t in turns], [t.p99 for t in turns]]
         rows.append([f"{step_ms:g} ms", name, *(_spread(of) for of in figures)])
     pairs = list(zip(ours, bare, strict=True))
     rows.append(
@@ -137,7 +137,7 @@ def main() -> None:
     for step_ms in map(float, options.step_ms.split(",")):
         rows += _rows(step_ms, compare(options.streams, step_ms, options.seconds, options.rounds))
     print_table(
-        f"At the pace of a model: {options.streams} streams, {options.rounds} rounds of {options.seconds:g} s",
+        f"At a model's pace: {options.streams} streams, {options.rounds} rounds of {options.seconds:g} s",
         ["step", "", "CPU µs an event", "late ms, p50", "late ms, p99"],
         rows,
         "Medians of the rounds (smallest-largest). Aims: 20 µs; 2 ms added at p99.",
