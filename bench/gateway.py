@@ -27,6 +27,7 @@ from bench.processes import cpu_s, free_port, running, socket_folder, wait_for
 
 EVENT = b'"delta":'
 END = b"data: [DONE]"
+OK = b"HTTP/1.1 200"
 
 
 class Reader(asyncio.Protocol):
@@ -42,6 +43,10 @@ class Reader(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if not self._events and not self._tail and not data.startswith(OK):
+            self._done.set_exception(ConnectionError(f"refused: {data[:200]!r}"))
+            self._transport.abort()
+            return
         # What may be the first part of a marker is looked at again together with the next bytes.
         self._events += (self._tail[1 - len(EVENT) :] + data).count(EVENT)
         self._tail = (self._tail + data)[-64:]

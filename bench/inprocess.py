@@ -13,6 +13,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.timing import Work, timed
 from worker.preload import preload_openblas
 
@@ -24,6 +26,11 @@ class InProcess:
 
     def __init__(self, pipe: subprocess.Popen[str]) -> None:
         self._pipe = pipe
+
+    @property
+    def process(self) -> psutil.Process:
+        """For what it costs."""
+        return psutil.Process(self._pipe.pid)
 
     def burst(self, texts: Sequence[str], concurrency: int, max_tokens: int, seed: int | None) -> Work:
         """As `bench.client.burst`: all `texts`, so many rows at once."""
@@ -70,7 +77,8 @@ def _answer(model: Any, preparer: Any, question: dict[str, Any]) -> Work:
         )
         prepared.append(preparer.prepare(generate, ()))
     tokens = sum(request.max_tokens for request in prepared)
-    with closing(Ours(model, question["rows"])) as ours:
+    # A server drafts only where it is asked to.
+    with closing(Ours(model, question["rows"], drafting=False)) as ours:
 
         def work() -> int:
             ours.submit_prepared(prepared)

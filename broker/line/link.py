@@ -50,7 +50,7 @@ class Link:
         self._doorman = self._start_doorman(curve_keys) if curve_keys else None
         self._socket = sockets.bind_router(self._context, endpoint, curve)
         self._monitor = self._socket.get_monitor_socket()
-        self._frames, self._changes = _poller(self._socket), _poller(self._monitor)
+        self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
         self._peer_by_fd: dict[int, str] = {}
         self._patience = Patience()
         self._to_cut: set[int] = set()
@@ -210,13 +210,6 @@ class Link:
                 self._turn_away(sender, FLOODING)
             case Drop.CUT if isinstance(fd, int):
                 self._to_cut.add(fd)
-
-
-def _poller(socket: zmq.Socket[bytes]) -> zmq.Poller:
-    """Says whether something has come: made once, since it costs more than asking."""
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
-    return poller
 
 
 def _parts(message: ToGateway) -> int:
