@@ -37,7 +37,7 @@ class Reader:
             self._waiter.set_result(None)
         elif not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._pass_on, self.aside)
+            self._loop.call_soon(self._pass_on, self.aside, self._waiter)
 
     def leave(self) -> None:
         """The client has gone; the waiter should stop."""
@@ -48,14 +48,14 @@ class Reader:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _pass_on(self, aside: Aside) -> None:
+    def _pass_on(self, aside: Aside, waiter: asyncio.Future[None]) -> None:
         self._is_due = False
-        if self._waiter is None or self._waiter.done():
+        if waiter is not self._waiter or waiter.done():
             return
         try:
-            passed = not self._has_ended and aside(self._take)
+            passed = self._is_under_way and aside(self._take)
         except Exception as error:  # the waiter's: it is the boundary of the request
-            self._waiter.set_exception(error)
+            waiter.set_exception(error)
             return
         if passed:
             self._passed_at = self._loop.time()
@@ -63,9 +63,10 @@ class Reader:
             self._rouse()
 
     @property
-    def _has_ended(self) -> bool:
-        """One of the flights, and its end is still to be taken: it comes last."""
-        return any(flight.pending and flight.pending[-1] is flight.terminal for flight in self._flights)
+    def _is_under_way(self) -> bool:
+        """Something has come, and no flight's end, which comes last. Who calls without is to be looked at."""
+        pending = [flight for flight in self._flights if flight.pending]
+        return bool(pending) and all(flight.pending[-1] is not flight.terminal for flight in pending)
 
     def _take(self) -> list[Batch]:
         return [(choice, flight.take()) for choice, flight in enumerate(self._flights) if flight.pending]

@@ -211,14 +211,16 @@ def test_comments_come_where_nothing_was_said_for_so_long() -> None:
     async def talk() -> None:
         answer = ask(house, cycle)
         id = await begin(house, answer)
-        began, sequence = time.monotonic(), 0
-        while time.monotonic() - began < 0.2:
-            sequence += 1
+        said, gaps = time.monotonic(), []
+        for sequence in range(1, 41):
             house.line.say("w", events("w", id, "x", first=sequence))
-            await asyncio.sleep(0)
-        assert b"keep-alive" not in answer.body
+            await asyncio.sleep(0.005)
+            gaps.append(time.monotonic() - said)
+            said += gaps[-1]
+        assert sum(gaps) > 0.05
+        assert b"keep-alive" not in answer.body or max(gaps) > 0.04, "unless the machine stood still"
         await answer.holds(b": keep-alive\n\n: keep-alive\n\n")
-        house.line.say("w", events("w", id, "last", first=sequence + 1))
+        house.line.say("w", events("w", id, "last", first=41))
         await answer.holds(b"last")
         house.line.say("w", finished("w", id))
         await answer.end()
@@ -226,6 +228,19 @@ def test_comments_come_where_nothing_was_said_for_so_long() -> None:
 
     run(talk())
     house.close()
+
+
+def test_one_that_is_cancelled_from_beside_is_told_its_end(house: House) -> None:
+    async def talk() -> None:
+        answer = ask(house, Cycle(), "respond")
+        await begin(house, answer)
+        [id] = re.findall(rb'"(resp_\w+)"', answer.body)[:1]
+        await house.post(f"/v1/responses/{id.decode()}/cancel").end()
+        await answer.end()
+        assert answer.complete
+        assert b"event: response.incomplete" in answer.body
+
+    run(talk())
 
 
 @pytest.mark.parametrize(
