@@ -1,12 +1,13 @@
 """What serving costs: our server over HTTP beside its own engine in process.
 
-    python -m bench.loss [--models dense,hybrid,slow] [--concurrency 16] [--rounds 5] [--tokens 64]
+    python -m bench.loss [--models dense-small,slow] [--concurrency 16] [--rounds 5] [--tokens 64]
 
 Everything between a client's bytes and the engine counts: gateway, line, templates, output. The sides take
 turns within each round, on the same prompts, of which no two are alike. `nothing stored`: the same server
 without prefixes that are kept, which the engine in process does not keep either. The client reads events
 without looking into them, since it takes its CPU from the machine that is measured. CPU: of the side's
-processes, the spinning of BLAS's threads included; on a busy machine set `OPENBLAS_NUM_THREADS=1`.
+processes, the spinning of BLAS's threads included; on a busy machine set `OPENBLAS_NUM_THREADS=1`. A step of
+`slow` for 16 rows takes about 20 ms where there is no OpenBLAS, that of `slow-openblas` where there is.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ IN_PROCESS = "in process"
 TEXT_TOKENS = 116
 """With the template's own, 126."""
 SIDES = {"served": (), "nothing stored": ("--prefix-cache-ram", "0", "--prefix-cache-disk", "0")}
-BURSTS = 3
+BURSTS = 2
 """So many requests of each client in a round."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side did in one turn, in seconds of the clock and of its CPU."""
+    """What one side did in one turn, in seconds of the clock and of its CPU, and of that the gateway's."""
 
     work: Work
     cpu_s: float
+    gateway_s: float
 
 
 @contextmanager
@@ -92,14 +94,17 @@ def _request(text: str, max_tokens: int) -> bytes:
     return http_request("POST /v1/chat/completions", json.dumps(body).encode())
 
 
-def _cpu_of(process: psutil.Process) -> float:
-    return sum(map(cpu_s, [process, *process.children(recursive=True)]))
+def _cpu_of(process: psutil.Process) -> tuple[float, float]:
+    """That of all its processes, and that of the gateway among them."""
+    used = {each: cpu_s(each) for each in (process, *process.children(recursive=True))}
+    return sum(used.values()), sum(cpu for each, cpu in used.items() if "broker" in each.cmdline())
 
 
 def _turn(process: psutil.Process, turns: list[Turn], work: Callable[[], Work]) -> Work:
-    before = _cpu_of(process)
+    before, gateway_before = _cpu_of(process)
     done = work()
-    turns.append(Turn(done, _cpu_of(process) - before))
+    after, gateway_after = _cpu_of(process)
+    turns.append(Turn(done, after - before, gateway_after - gateway_before))
     return done
 
 
@@ -143,7 +148,8 @@ class Bench:
 
 def _row(name: str, sides: dict[str, tuple[list[Work], list[Turn]]], concurrency: int) -> list[str]:
     done, turns = sides[name]
-    cpu = [1e3 * turn.cpu_s / turn.work.amount for turn in turns]
+    cpu = statistics.median(1e3 * turn.cpu_s / turn.work.amount for turn in turns)
+    gateway = statistics.median(1e3 * turn.gateway_s / turn.work.amount for turn in turns)
     step_ms = statistics.median(1e3 * concurrency * work.seconds / work.amount for work in done)
     ratio, more = "", ""
     if name != IN_PROCESS:
@@ -154,12 +160,13 @@ def _row(name: str, sides: dict[str, tuple[list[Work], list[Turn]]], concurrency
             for mine, other in zip(turns, own_turns, strict=True)
         ]
         more = f"{statistics.median(figures):.2f} ({min(figures):.2f}-{max(figures):.2f})"
-    return [name, f"{median_rate(done):,.0f}", f"{step_ms:.1f}", ratio, f"{statistics.median(cpu):.2f}", more]
+    own_cpu = [f"{cpu:.2f}", f"{gateway:.3f}" if gateway else "", more]
+    return [name, f"{median_rate(done):,.0f}", f"{step_ms:.1f}", ratio, *own_cpu]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", default="dense,hybrid,slow")
+    parser.add_argument("--models", default="dense-small,slow")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
@@ -168,7 +175,7 @@ def main() -> None:
         sides = Bench(bench_folder(model), options.concurrency, options.tokens).run(options.rounds)
         print_table(
             f"{model}, {options.concurrency} at once, 126 prompt and {options.tokens} output tokens",
-            [model, "tokens/s", "ms a step", "rate over in process", "CPU ms/token", "CPU over in process"],
+            [model, "tokens/s", "ms a step", "over in process", "CPU ms/token", "gateway", "over in process"],
             [_row(name, sides, options.concurrency) for name in sides],
             f"Medians of {options.rounds} rounds (smallest-largest of the ratios). ms a step: one token of "
             "each stream, their prompts included. Aim: a rate of 0.95 of in process.",
