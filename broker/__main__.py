@@ -123,7 +123,7 @@ def main(network: Network | None = None) -> int:
         keyring = Keyring(configured.api_keys, configured.api_keys_file)
         check_exposure(listeners, keyring, configured.insecure_no_keys)
     except (ListenError, KeysError, OSError) as error:
-        settings.exit_with("gateway", str(error))
+        settings.exit_with("gateway", error)
     try:
         gateway, app = build(configured, keyring, fetch)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:

@@ -93,6 +93,7 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
         "waiting": len(dispatcher.flights.waiting(name)),
         "restarts": configured.restarts if configured else None,
         "last_end": configured.last_end if configured else "",
+        "last_end_reason": configured.last_end_reason if configured else "",
         "losses": dict(traffic.losses),
         "answered_tokens": traffic.tokens,
     }

@@ -26,8 +26,9 @@ from deploy.serving.file import document
 from deploy.supervisor.memory import weight_bytes
 from deploy.supervisor.models import ServedModel
 from protocol.naming import POCKET, folder_of, name_of
-from protocol.settings import SettingsError, meant, refusal
+from protocol.settings import SettingsError, refusal
 from protocol.sizes import spell
+from protocol.wording import meant
 from protocol.workersettings import WorkerSettings
 
 BUDGET_SHARE = 0.7

@@ -48,7 +48,10 @@ def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
     """What `serve` itself is told. Raises `SettingsError`."""
-    return settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
+    others = {"worker": WorkerSettings}
+    return settings.read(
+        ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT, elsewhere=others
+    )
 
 
 def _with_budget(given: ServeSettings, served: Sequence[ServedModel]) -> ServeSettings:

@@ -36,6 +36,7 @@ from deploy.supervisor.children import LIFELESS, TIMED, Children, Entry, Reload,
 from deploy.supervisor.events import (
     Decision,
     Died,
+    Ends,
     Event,
     Idle,
     NotStarted,
@@ -47,6 +48,7 @@ from deploy.supervisor.events import (
     StopAsked,
     Wanted,
     describe,
+    reason_of,
 )
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
@@ -100,14 +102,14 @@ class Lifecycle:
         self._asked = False
         self._stopping_with: int | None = None
         self.status: int | None = None
-        self._ends: dict[str, tuple[int, str]] = {}
+        self._ends: dict[str, Ends] = {}
 
     def states(self) -> dict[str, State]:
         return {entry.name: entry.state for entry in self._children}
 
-    def ends(self, child: str) -> tuple[int, str]:
+    def ends(self, child: str) -> Ends:
         """How often a process of this child has ended that was not told to, and how the last one did."""
-        return self._ends.get(child, (0, ""))
+        return self._ends.get(child, Ends())
 
     def stage(self, child: str) -> Stage:
         """How a child stands, under whichever name."""
@@ -198,7 +200,7 @@ class Lifecycle:
     def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         if isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
-        self._ends[entry.child] = self.ends(entry.child)[0] + 1, what
+        self._ends[entry.child] = Ends(self.ends(entry.child).count + 1, what, reason_of(event))
         policy = self._on_demand.get(entry.child, self._policy)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
         if delay_s is None:

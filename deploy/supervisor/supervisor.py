@@ -246,7 +246,7 @@ class Supervisor:
         stays = [n for n in (name, other_name(name)) if n in self._lifecycle.states()]
         model = self._reloads.programs[stays[-1]].model
         assert model is not None
-        leaving, (restarts, last_end) = self._lifecycle.leaving(), self._lifecycle.ends(name)
+        leaving, ends = self._lifecycle.leaving(), self._lifecycle.ends(name)
         return ModelState(
             name=model.name,
             stage=self._lifecycle.stage(name),
@@ -255,8 +255,9 @@ class Supervisor:
             weight_bytes=weight_bytes(model.model) if self._on_demand else None,
             memory_bytes=self._memory_bytes(name) if self._on_demand else 0,
             leaving=[self._processes.pid(n) for n in stays if n in leaving],
-            restarts=restarts,
-            last_end=last_end[:END_CHARS_MAX],
+            restarts=ends.count,
+            last_end=ends.last[:END_CHARS_MAX],
+            last_end_reason=ends.reason,
         )
 
     def _memory_bytes(self, child: str) -> int:

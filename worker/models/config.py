@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from protocol.modelfolder import why_no_config
+from protocol.wording import in_words
 from worker.contract import ModelError
 
 CONTEXT_FALLBACK_TOKENS = 8192
@@ -107,9 +109,9 @@ def _read_object(file: Path, name: str) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise ModelError(
-            f"{name}: there is no config.json in {file.parent}; name a model's folder."
-        ) from None
+        raise ModelError(f"{name}: {why_no_config(file.parent)}") from None
+    except PermissionError as error:
+        raise ModelError(f"{name}: {in_words(error)}.") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{name}: {file} cannot be read ({error}). Download the model again.") from None
     if not isinstance(content, dict):

@@ -93,6 +93,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
                     memory_bytes=7,
                     restarts=2,
                     last_end="worker (pid 9) was ended by SIGKILL after 3.0 s",
+                    last_end_reason="sigkill",
                 ),
                 ModelState(name="other"),
             ],
@@ -110,11 +111,13 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "waiting": 0,
         "restarts": 2,
         "last_end": "worker (pid 9) was ended by SIGKILL after 3.0 s",
+        "last_end_reason": "sigkill",
         "losses": {},
         "answered_tokens": 0,
     }
     assert (other["model"], other["state"], other["waiting"]) == ("other", "unloaded", 1)
     assert (other["resident"], other["restarts"], other["last_end"]) == (False, 0, "")
+    assert other["last_end_reason"] == ""
 
 
 def heard() -> dict[str, Any]:

@@ -305,7 +305,7 @@ def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_
     ("argv", "said"),
     [
         (["--config"], "argument --config: expected one argument"),
-        (["--config=no-such-file"], "no-such-file: [Errno 2] No such file or directory: 'no-such-file'"),
+        (["--config=no-such-file"], "no-such-file: there is no such file or folder"),
     ],
 )
 def test_a_file_that_is_not_there_is_said_once(argv: list[str], said: str) -> None:
