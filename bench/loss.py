@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 import uvloop
@@ -50,10 +49,9 @@ class Turn:
 
 
 @contextmanager
-def server(folder: Path, rows: int, flags: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """`roundhouse serve`: its address, and the process that its others are children of."""
+def server(folder: Path, rows: int, flags: Sequence[str]) -> Iterator[tuple[int, psutil.Process]]:
+    """`roundhouse serve`: its port, and the process that its others are children of."""
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
     with socket_folder() as own:
         where = ["--model", str(folder), "--port", str(port), "--endpoint", f"ipc://{own}/line"]
         # Its own each time: every run sends the same prompts, and must find none of the last run's.
@@ -62,21 +60,20 @@ def server(folder: Path, rows: int, flags: Sequence[str]) -> Iterator[tuple[str,
         patient = {"ROUNDHOUSE_SILENT_AFTER": "60"}
         command = ["serve", *where, *kept, "--log-level", "warning", *flags]
         with running("deploy", command, patient) as process:
-            wait_for(f"{url}/ready", process)
-            yield url, process
+            wait_for(f"http://127.0.0.1:{port}/ready", process)
+            yield port, process
 
 
-async def _burst(url: str, texts: Sequence[str], concurrency: int, max_tokens: int) -> int:
+async def _burst(port: int, texts: Sequence[str], concurrency: int, max_tokens: int) -> int:
     """All `texts`, so many at once. How many tokens came, each in an event of its own."""
-    waiting, address = list(reversed(texts)), urlsplit(url)
-    loop = asyncio.get_running_loop()
+    waiting, loop = list(reversed(texts)), asyncio.get_running_loop()
 
     async def take() -> int:
         events = 0
         while waiting:
             done: asyncio.Future[int] = loop.create_future()
             reader = partial(Reader, _request(waiting.pop(), max_tokens), done)
-            await loop.create_connection(reader, address.hostname, address.port)
+            await loop.create_connection(reader, "127.0.0.1", port)
             events += await done - 2  # the first has the role, the last the reason
         return events
 
@@ -123,9 +120,9 @@ class Bench:
             yield [random_text(self.folder, TEXT_TOKENS, first + number) for number in range(count)]
             first += count
 
-    def served(self, url: str, texts: Iterator[list[str]]) -> Work:
+    def served(self, port: int, texts: Iterator[list[str]]) -> Work:
         batch = next(texts)
-        return timed(lambda: uvloop.run(_burst(url, batch, self.concurrency, self.tokens)))
+        return timed(lambda: uvloop.run(_burst(port, batch, self.concurrency, self.tokens)))
 
     def in_process(self, engine: InProcess, texts: Iterator[list[str]]) -> Work:
         return engine.burst(next(texts), self.concurrency, self.tokens, None)
@@ -136,8 +133,8 @@ class Bench:
             measures: dict[str, Callable[[], Work]] = {}
             turns: dict[str, list[Turn]] = {}
             for name, flags in SIDES.items():
-                url, process = stack.enter_context(server(self.folder, self.concurrency, flags))
-                work = partial(self.served, url, self.texts())
+                port, process = stack.enter_context(server(self.folder, self.concurrency, flags))
+                work = partial(self.served, port, self.texts())
                 measures[name] = partial(_turn, process, turns.setdefault(name, []), work)
             engine = stack.enter_context(in_process(self.folder))
             own = partial(self.in_process, engine, self.texts())
