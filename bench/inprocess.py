@@ -77,7 +77,7 @@ def _answer(ours: Any, preparer: Any, question: dict[str, Any]) -> Work:
         prepared.append(preparer.prepare(generate, ()))
 
     def work() -> int:
-        ours.submit_prepared(prepared)
+        ours.submit_prepared(prepared, question["rows"])
         tokens: int = ours.run(sum(request.max_tokens for request in prepared))
         return tokens
 

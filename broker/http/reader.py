@@ -12,6 +12,10 @@ Aside = Callable[[Callable[[], list[Batch]]], bool]
 look, whether it has been taken or not."""
 
 
+class PassingError(RuntimeError):
+    """`aside` has failed."""
+
+
 class Reader:
     """Waits for the items of a request's flights. One waiter at a time.
 
@@ -52,11 +56,12 @@ class Reader:
         self._is_due = False
         if waiter is not self._waiter or waiter.done():
             return
+        passed: bool | None = None
         try:
             passed = self._is_under_way and aside(self._take)
-        except Exception as error:  # the waiter's: it is the boundary of the request
-            waiter.set_exception(error)
-            return
+        finally:
+            if passed is None:  # the loop logs why; what was taken is lost, and so is the request
+                waiter.set_exception(PassingError("what has come could not be passed on"))
         if passed:
             self._passed_at = self._loop.time()
         else:
@@ -73,7 +78,7 @@ class Reader:
 
     async def batches(self, timeout_s: float | None = None) -> list[Batch]:
         """Everything that has come, at least one item; empty when the client left, when nothing came, nor was
-        passed on, for `timeout_s`, or when `aside` has taken it."""
+        passed on, for `timeout_s`, or when `aside` has taken it. Raises `PassingError`."""
         if not self.client_gone and not any(flight.pending for flight in self._flights):
             await self._wait(timeout_s)
         return [] if self.client_gone else self._take()

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from broker.http import straight
+from broker.http.reader import PassingError
 from broker.http.straight import EXTENSION, Straight
 from tests.broker.asgi import Exchange, run
 from tests.broker.dispatching import accepted, events, failed, finished, reused
@@ -181,7 +182,7 @@ def test_a_client_that_leaves_under_way_frees_its_row(house: House) -> None:
 
 
 def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_others(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*of: object) -> bytes:
         raise ZeroDivisionError
@@ -194,9 +195,10 @@ def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_others(
         with monkeypatch.context() as patched:
             patched.setattr("broker.dialects.chat.Form.gain", broken)
             house.line.say("w", events("w", id, "x", first=1))
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(PassingError):
                 await answer.end()
         assert house.cancels() == [id]
+        assert "ZeroDivisionError" in caplog.text
         house.line.say("w", events("w", others, "goes on", first=1), finished("w", others))
         assert b"goes on" in (await other.end()).body
 
