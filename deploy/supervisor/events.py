@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.orders import Word
 
@@ -127,11 +127,12 @@ Decision = Start | Give | Terminate | Kill | Report | Reloaded
 @dataclass(frozen=True, slots=True)
 class Ends:
     """Of a child's processes that were not told to end. `last`: how the last one did, in a sentence; `reason`
-    is that as a code."""
+    is that as a code, and `at` when it was."""
 
     count: int = 0
     last: str = ""
     reason: str = ""
+    at: float = field(default=0.0, compare=False)
 
 
 def describe(event: Died | NotStarted, lived_s: float) -> str:

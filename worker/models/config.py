@@ -27,7 +27,8 @@ _CONTEXT_KEYS = (
     "model_max_length",
 )
 
-_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+TEXT_KEYS = ("text_config", "llm_config", "language_config")
+"""What describes the language model, where it is a part."""
 _VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
 """What describes the part of a model that sees: in a few older ones it is but a name."""
 
@@ -56,7 +57,7 @@ class ModelConfig:
 def read_config(folder: Path, name: str) -> ModelConfig:
     """Raises `ModelError` for a folder without a readable config.json."""
     config = _read_object(folder / "config.json", name)
-    text: dict[str, Any] = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), dict)), {})
+    text: dict[str, Any] = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), {})
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
         raise ModelError(f"{name}: config.json names no model_type. Name a language model's folder.")
@@ -71,9 +72,9 @@ def read_config(folder: Path, name: str) -> ModelConfig:
 
 
 def require_known(config: ModelConfig, name: str) -> None:
-    """Raises `ModelError` unless mlx-lm implements the architecture, or mlx-vlm that of an encoder or of a
-    model that sees. Imports none of their models."""
-    if config.architecture in ENCODERS or reads(config) or (config.kind == "vision" and sees(config)):
+    """Raises `ModelError` unless mlx-lm implements the architecture, or mlx-vlm. Imports none of their
+    models."""
+    if config.architecture in ENCODERS or reads(config) or sees(config):
         return
     from mlx_lm import __version__
 
