@@ -20,7 +20,7 @@ _COST_EACH = 0.25
 """What a column adds to a step, in terms of one column, while nothing has been measured."""
 _SHARE_MIN, _SHARE_RATE = 0.01, 0.3
 _OPTIMISM = 0.5
-"""A guess is taken to cost so much of what is told, until it is measured: what is not tried is never known."""
+"""A guess is taken to cost so much of what is told, until it is measured: only what is tried is known."""
 GUESSED_LAPS = 4
 """Before a step with guesses is believed to be dearer than usual, so many have been measured."""
 _COST_RATE = 0.2
