@@ -29,6 +29,7 @@ from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
+from worker.engine.caches.gaps import gapped
 from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.group import Group, Member
@@ -66,6 +67,8 @@ class BatchEngine:
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
+        self._gaps: dict[str, int] = {}
+        """Tokens that were left out, of rows that are prefilled."""
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
@@ -105,7 +108,8 @@ class BatchEngine:
         else:
             for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
-                self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
+                given = gapped(caches, self._gaps.get(row, 0))
+                self._model(mx.array([list(tokens)], mx.uint32), cache=given)
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
         self._advance(max(map(len, chunks.values())))
@@ -116,8 +120,13 @@ class BatchEngine:
         caches = self._prefilling.setdefault(row, self._fresh())
         return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
+    def leave_out(self, row: str, tokens: int) -> None:
+        """See `contract.Engine`."""
+        self._gaps[row] = self._gaps.get(row, 0) + tokens
+
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""
+        self._gaps |= {copy: self._gaps[row]} if row in self._gaps else {}
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
         self._sight.copy(row, copy)
@@ -127,7 +136,8 @@ class BatchEngine:
         caches = self._prefilling.pop(row, None) or self._fresh()
         drawing = Row(draw, self._sight.ids(row, tokens), prompt_tokens)
         token = mx.array([tokens[-1]], mx.uint32)
-        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row))
+        gap = self._gaps.pop(row, 0)
+        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row), gap)
         self._members[row] = member
         self._joining.append(member)
 
@@ -183,7 +193,9 @@ class BatchEngine:
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
         for group in turning:
-            self._ahead.board(group.detach(self._fresh))
+            members = group.detach(self._fresh)
+            self._ahead.board([member for member in members if not member.gap])
+            self._joining += [member for member in members if member.gap]
         self._advance(1)
         return self._ahead.run(step, drafts, self._helpers)
 
@@ -209,6 +221,7 @@ class BatchEngine:
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""
         self._prefilling.pop(row, None)
+        self._gaps.pop(row, None)
         self._sight.drop(row)
         member = self._members.pop(row, None)
         if member is None:
@@ -224,6 +237,7 @@ class BatchEngine:
         """See `contract.Engine`."""
         for held in (
             self._prefilling,
+            self._gaps,
             self._members,
             self._joining,
             self._groups,
@@ -250,7 +264,8 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
-        self._joining = self._ahead.reseat(self._joining)
+        dense, sparse = ([m for m in self._joining if bool(m.gap) is is_sparse] for is_sparse in (False, True))
+        self._joining = [*self._ahead.reseat(dense), *sparse]
         if not self._joining and not any(group.has_holes for group in self._groups):
             return
         joining, self._joining = self._joining, []
@@ -268,20 +283,20 @@ class BatchEngine:
 
     def _placed(self, joining: list[Member]) -> list[list[Member]]:
         """Who joins which group; groups are added and formed anew as memory asks for it."""
-        lengths = [[member.length for member in group.living] for group in self._groups]
+        lengths = [[member.columns for member in group.living] for group in self._groups]
         coming: list[list[Member]] = [[] for _ in self._groups]
-        for member in sorted(joining, key=lambda member: -member.length):
-            place = grouping.place(lengths, member.length)
+        for member in sorted(joining, key=lambda member: -member.columns):
+            place = grouping.place(lengths, member.columns)
             if place == len(lengths):
                 self._groups.append(Group())
                 lengths.append([])
                 coming.append([])
-            lengths[place].append(member.length)
+            lengths[place].append(member.columns)
             coming[place].append(member)
         if grouping.is_fine(lengths):
             return coming
         everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
-        parts = grouping.partition([member.length for member in everybody])
+        parts = grouping.partition([member.columns for member in everybody])
         self._groups = [Group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
 
