@@ -51,6 +51,7 @@ def main() -> int:
         memory_budget=configured.memory_budget,
         task=configured.task,
         text_only=configured.text_only,
+        draft_model=configured.draft_model,
         trials=cache_folder(os.environ, sys.platform) / "trials",
         laps=laps,
     )

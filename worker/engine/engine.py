@@ -24,7 +24,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.drafts import NO_DRAFTS, Drafter
 from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
@@ -55,9 +56,12 @@ class _Unread:
 class BatchEngine:
     """`contract.Engine` on MLX."""
 
-    def __init__(self, model: nn.Module, abilities: Abilities | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, abilities: Abilities | None = None, drafter: Drafter | None = None
+    ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
-        `abilities`: what its rows can do; None: that is tried, on the model as it is."""
+        `abilities`: what its rows can do; None: that is tried, on the model as it is. `drafter`: shares the
+        memory for caches."""
         self._model = model
         self._fresh = partial(make_prompt_cache, model)
         """Makes empty caches of a row. No method: who has it must not keep the engine alive."""
@@ -65,6 +69,7 @@ class BatchEngine:
         self.abilities = abilities or find_abilities(Stage(model))
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
+        self.drafter = drafter
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._gaps: dict[str, int] = {}
@@ -223,6 +228,8 @@ class BatchEngine:
         self._prefilling.pop(row, None)
         self._gaps.pop(row, None)
         self._sight.drop(row)
+        if self.drafter is not None:
+            self.drafter.drop(row)
         member = self._members.pop(row, None)
         if member is None:
             return
@@ -246,6 +253,8 @@ class BatchEngine:
         ):
             held.clear()
         self._sight.clear()
+        if self.drafter is not None:
+            self.drafter.reset()
         mx.clear_cache()
 
     # --- bytes ---
@@ -255,11 +264,12 @@ class BatchEngine:
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
         own: int = sum(cache.nbytes for caches in rows for cache in caches)
         groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
-        return own + sum(group.nbytes for group in groups)
+        drafting = self.drafter.cache_bytes() if self.drafter is not None else 0
+        return own + drafting + sum(group.nbytes for group in groups)
 
     def row_bytes(self, tokens: int) -> int:
         """See `contract.Engine`."""
-        return self._cost(tokens)
+        return self._cost(tokens) + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
 
     # --- who decodes with whom ---
 

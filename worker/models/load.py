@@ -27,11 +27,13 @@ from worker.contract import (
     NoRoomError,
     Progress,
 )
+from worker.drafts import Drafter
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
+from worker.models.drafting import DraftModel, find_draft, load_draft
 from worker.models.explain import describe, explain, explain_blindness, in_bytes
 from worker.models.fingerprint import fingerprint
-from worker.models.source import find_folder, weight_files
+from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
@@ -64,12 +66,13 @@ class ModelLoader:
         memory_budget: int | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        draft_model: str | None = None,
         trials: Path | None = None,
         laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
-        see, though it could.
+        see, though it could. `draft_model`: guesses what it says next.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
@@ -77,6 +80,8 @@ class ModelLoader:
         self._model = model
         self._task = task
         self._text_only = text_only
+        self._draft_model = draft_model
+        self._draft: DraftModel | None = None
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
         self._memory_budget = memory_budget
@@ -90,7 +95,8 @@ class ModelLoader:
         config = self._inspect(folder)
         self._laps.lap("imports")
         files = weight_files(folder, self.name)
-        weight_bytes = sum(file.stat().st_size for file in files)
+        self._draft = find_draft(self._draft_model) if self._draft_model else None
+        weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
         budget = self._budget(weight_bytes)
         task = find_task(folder, config, name_of(self._model), self._task)
         prepare_device(budget)
@@ -161,6 +167,8 @@ class ModelLoader:
         try:
             if task == "generate":
                 return self._generating(folder, config, progress), ""
+            if self._draft:
+                raise ModelError("it writes no text that a draft model could guess: leave --draft-model out.")
             return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
@@ -173,9 +181,10 @@ class ModelLoader:
         from worker.models.tokenizers import Tokenizers
 
         self._laps.lap("imports")
-        tokenizers = Tokenizers(folder, config, TOKENIZERS)
+        tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft))
+        drafter = self._drafter(folder, tokenizers)
         if config.kind == "vision" and not self._text_only:
-            model, reason = self._seeing(folder, config, tokenizers, progress)
+            model, reason = self._seeing(folder, config, tokenizers, drafter, progress)
             if model is not None:
                 return model
             # From outside the handler, as in `load`: there is room for one set of weights.
@@ -183,10 +192,25 @@ class ModelLoader:
 
             memory.release()
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
-        return self._reading(folder, config, tokenizers, progress)
+        return self._reading(folder, config, tokenizers, drafter, progress)
+
+    def _drafter(self, folder: Path, tokenizers: Tokenizers) -> Drafter | None:
+        if self._draft is None:
+            return None
+        from worker.models.trials import Trials
+
+        weight_bytes = bytes_of(weight_files(folder, self.name))
+        drafter = load_draft(self._draft, weight_bytes, tokenizers.take(), Trials(self._trials))
+        self._laps.lap("draft model")
+        return drafter
 
     def _reading(
-        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+        self,
+        folder: Path,
+        config: ModelConfig,
+        tokenizers: Tokenizers,
+        drafter: Drafter | None,
+        progress: Progress,
     ) -> Model:
         from worker.models.rehearsal import open_text
 
@@ -198,10 +222,15 @@ class ModelLoader:
             network, opened = load_network(folder), load_network
             evaluate(network, progress)
         self._laps.lap("weights")
-        return self._built(folder, config, network, opened, tokenizers)
+        return self._built(folder, config, network, opened, tokenizers, drafter)
 
     def _seeing(
-        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+        self,
+        folder: Path,
+        config: ModelConfig,
+        tokenizers: Tokenizers,
+        drafter: Drafter | None,
+        progress: Progress,
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
         from worker.models.vision import load_network, require_files, require_tower
@@ -215,7 +244,7 @@ class ModelLoader:
             eyes = self._opened(folder, network, progress)
             evaluate(network, progress)  # done at once where its eyes were tried just now
             laps.lap("weights")
-            return self._built(folder, config, network, load_network, tokenizers, eyes), ""
+            return self._built(folder, config, network, load_network, tokenizers, drafter, eyes), ""
         except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
@@ -248,6 +277,7 @@ class ModelLoader:
         network: Any,
         opened: Open,
         tokenizers: Tokenizers,
+        drafter: Drafter | None,
         eyes: Eyes | None = None,
     ) -> Model:
         """The model around a network whose weights are there, tried and warm. `opened`: how it was loaded."""
@@ -262,8 +292,11 @@ class ModelLoader:
             lambda: find_abilities(stage_for(folder, network, opened)),
         )
         laps.lap("trial")
+        if drafter and not abilities.ahead:
+            reasons = "; ".join(abilities.reasons)
+            raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
         model = build_text_model(
-            self.name, folder, config, network, eyes, abilities=abilities, tokenizers=tokenizers
+            self.name, folder, config, network, eyes, drafter, abilities=abilities, tokenizers=tokenizers
         )
         laps.lap("tokenizer")
         warm_up(model.engine, rows=2)

@@ -1,32 +1,47 @@
-"""Whether rows are fed drafts, and how long ones: as long as that is quicker than without. Pure.
+"""Whether rows are fed drafts, whose, and how long ones: as long as that is quicker than without. Pure.
 
 A step that tries drafts takes longer than a plain one, for all rows that run. It is made where the tokens it
 is expected to bring, by how often such drafts were right, are more for the time than a plain one's, by a
 tenth. What is expected is measured all along, so drafts that do not pay end by themselves.
+
+What is looked up costs nothing. A network's guesses are asked for where they are expected to bring more than
+that, the time it takes to make them included; what it takes to read a prompt first must be gained, too.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.parts import DraftStatus
+from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
+from worker.schedule.following import MODEL, USUAL, Following
 from worker.schedule.lookup import Draft, Lookup
-from worker.schedule.odds import Costs, Odds
+from worker.schedule.odds import Costs, Odds, Rate, expected
 from worker.schedule.rows import Row
+
+log = logging.getLogger(__name__)
 
 DRAFTED_MAX = 15
 """Tokens of a row in one step."""
 GAIN_MIN = 1.1
 """By how much more tokens in the same time it must be."""
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
+_GUESSED_LENGTHS = (1, 2, 4, 7)
 DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
+PATIENCE_STEPS_MAX = 6400
+"""After so many steps without any, at the latest, guesses are tried again."""
 SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
+CREDIT_FIRST, CREDIT_MAX, CREDIT_STEP = 128.0, 512.0, 0.02
+"""What guesses may cost before they have brought as much, in plain steps: at first, and at the most; each
+step adds so much."""
+ANSWER_TOKENS = 256
+"""For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
 
 
 class Tried(NamedTuple):
@@ -38,26 +53,57 @@ class Tried(NamedTuple):
 
 @dataclass(slots=True)
 class _Source:
-    """What is known of a row, whose answer had `seen` tokens when it was last looked at."""
+    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `rate`: of guesses
+    for it."""
 
     lookup: Lookup
     odds: Odds
+    rate: Rate
     seen: int = 0
+
+    def expected(self, draft: Draft, count: int) -> float:
+        """How many of so many of its tokens are right."""
+        odds = self.rate.value if draft.source == MODEL else self.odds.of(draft.matched)
+        return expected(odds, min(count, len(draft.tokens)))
+
+
+class _Choice(NamedTuple):
+    """Drafts of such a length, 0: none; those of the rows `asked` are guessed. `speed`: tokens of all rows in
+    the time of a plain step."""
+
+    speed: float
+    length: int = 0
+    asked: Sequence[Row] = ()
 
 
 class Drafting:
-    """The drafts of a worker's rows. `is_on`: there are any."""
+    """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does."""
 
-    def __init__(self, *, is_on: bool = True) -> None:
+    def __init__(self, *, is_on: bool = True, following: Following | None = None) -> None:
         self._is_on = is_on
+        self._following = following if is_on else None
         self._sources: dict[str, _Source] = {}
-        self._costs = Costs()
+        self._costs = Costs(following.share if following else 0.0)
         self._drafts: dict[str, Draft] = {}
+        self._guesses = 0
+        """Passes of the network in the step that is under way."""
         self._since = SETTLING_STEPS
         self._running = 0
+        self._idle, self._patience = 0, DOUBTED_STEPS
+        self._credit = CREDIT_FIRST
         self._lap_at: float | None = None
-        self.accepted = self.rejected = 0
-        """Drafted tokens, since the start."""
+        self._tallies: dict[str, Tried] = {}
+        """By source, since the start."""
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were right, since the start."""
+        return sum(tally.right for tally in self._tallies.values())
+
+    @property
+    def rejected(self) -> int:
+        """And those that were not."""
+        return sum(tally.wrong for tally in self._tallies.values())
 
     def drop(self, id: str) -> None:
         """A row has gone. Unknown ones are no error."""
@@ -69,72 +115,173 @@ class Drafting:
 
     def status(self) -> DraftStatus | None:
         """What came of all drafts so far; None: there are none."""
-        return DraftStatus(accepted=self.accepted, rejected=self.rejected) if self._is_on else None
+        if not self._is_on:
+            return None
+        sources = {
+            name: DraftTally(accepted=tally.right, rejected=tally.wrong)
+            for name, tally in self._tallies.items()
+        }
+        return DraftStatus(accepted=self.accepted, rejected=self.rejected, sources=sources)
+
+    # --- what is tried ---
 
     def propose(self, rows: Sequence[Row]) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
-        proposed = {row.id: self._proposed(row) for row in rows} if self._is_on else {}
+        self._guesses = 0
+        rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
+        proposed = {row.id: self._source(row).lookup.propose(room) for row, room in rooms.items()}
         found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        length = self._best_length(found, len(rows))
-        self._drafts = {id: draft.first(length) for id, draft in found.items()} if length else {}
+        choice = self._chosen(found, len(rows))
+        if self._following is not None and self._credit > 0:
+            choice = self._guessed(self._following, choice, found, rooms, len(rows))
+        drafts = {id: draft.first(choice.length) for id, draft in found.items()}
+        self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
-    def _proposed(self, row: Row) -> Draft:
-        room = min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
-        if room <= 0 or not row.request.speculation:
-            return Draft()
+    def _source(self, row: Row) -> _Source:
+        """What is known of the row, brought up to date."""
         source = self._sources.get(row.id)
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
-            source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), len(row.answered))
+            rate = self._following.open() if self._following else Rate(USUAL)
+            source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), rate, len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
-        return source.lookup.propose(room)
+        return source
 
-    def _best_length(self, found: Mapping[str, Draft], rows: int) -> int:
-        """How long the drafts are to be; 0: there are to be none."""
-        if not found:
-            return 0
-        best, most = 0, GAIN_MIN * rows
-        drafts = [(self._sources[id].odds.of(it.matched), len(it.tokens)) for id, it in found.items()]
-        for length in _LENGTHS:
-            gained = sum(_expected(odds, min(length, count)) for odds, count in drafts)
-            columns = 1 + min(length, max(count for _, count in drafts))
-            speed = (rows + gained) / self._costs.of(rows, columns)
-            if speed > most:
-                best, most = length, speed
+    def _guessed(
+        self,
+        following: Following,
+        choice: _Choice,
+        found: dict[str, Draft],
+        rooms: Mapping[Row, int],
+        rows: int,
+    ) -> _Choice:
+        """A better choice, if guesses make one; these are added to what was `found`."""
+        open_ = {row: room for row, room in rooms.items() if not row.pictures}
+        near = {row: room for row, room in open_.items() if following.is_near(row)}
+        better = self._chosen(found, rows, near) if near else choice
+        try:
+            if len(near) < len(open_):
+                self._read(following, max(choice.speed, better.speed), found, open_, rows)
+            if better.speed <= choice.speed:
+                return choice
+            found |= following.guess(better.asked, better.length)
+        except Exception:  # the drafter's boundary: nobody is to fail for what only makes him quicker
+            log.exception("the draft model fails: there are no drafts of it any more")
+            self._following = None
+            return choice
+        self._guesses = better.length
+        return better
+
+    def _read(
+        self,
+        following: Following,
+        speed: float,
+        found: Mapping[str, Draft],
+        rooms: Mapping[Row, int],
+        rows: int,
+    ) -> None:
+        """Have a chunk of a row read that cannot be guessed for yet, if that is going to pay."""
+        if self._lap_at is None:
+            return  # the prompts of others are run meanwhile
+        hoped = self._chosen(found, rows, rooms)
+        late = [row for row in hoped.asked if not following.is_near(row)]
+        if hoped.speed <= speed or not late:
+            return
+        row = min(late, key=following.seconds)
+        left = min(max(ANSWER_TOKENS, len(row.answered)), row.request.max_tokens - len(row.answered))
+        gain = min(self._credit, left * (1 - rows / hoped.speed))
+        if following.seconds(row) < gain * self._costs.plain(rows):
+            following.read(row)
+
+    def _chosen(
+        self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None
+    ) -> _Choice:
+        """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
+        could be guessed for, and how many tokens each has room for."""
+        best = _Choice(GAIN_MIN * rows)
+        guessed = _GUESSED_LENGTHS if self._costs.is_share_known else _GUESSED_LENGTHS[:1]
+        for length in _LENGTHS if near is None else guessed:
+            gains = {id: self._sources[id].expected(draft, length) for id, draft in found.items()}
+            asked = []
+            for row, room in (near or {}).items():
+                gain = expected(self._sources[row.id].rate.value, min(length, room))
+                if gain > gains.get(row.id, 0.0):
+                    gains[row.id] = gain
+                    asked.append(row)
+            if not gains or bool(asked) == (near is None):
+                continue
+            longest = max([len(found[id].tokens) for id in gains if id in found] + [length] * bool(asked))
+            cost = self._costs.of(rows, 1 + min(length, longest), length if asked else 0)
+            if (speed := (rows + sum(gains.values())) / cost) > best.speed:
+                best = _Choice(speed, length, asked)
         return best
+
+    # --- what came of it ---
 
     def learn(self, step: Step, rows: int, now: float) -> Mapping[str, Tried]:
         """What came of the last drafts, in a step of so many rows that ended now."""
-        seconds = None if self._lap_at is None else now - self._lap_at
+        tokens = len(step.tokens) + sum(map(len, step.further.values()))
+        self._lap(rows, tokens, None if self._lap_at is None else now - self._lap_at)
         self._lap_at = now
-        columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
-        self._since = 0 if self._drafts else self._since + 1
-        if seconds is not None and (self._drafts or self._since > SETTLING_STEPS):
-            self._costs.learn(rows, columns, seconds)
         self._running = self._running + 1 if self._drafts else 0
         if self._running >= DOUBTED_STEPS:
             self._costs.forget(rows)
-            self._running = 0
+            self._running, self._patience = 0, DOUBTED_STEPS
+        self._idle = 0 if self._drafts else self._idle + 1
+        if self._idle >= self._patience:
+            # Guesses may have been bad, or dear because the machine was busy. Less and less often.
+            self._costs.forget_guessed()
+            if self._following is not None:
+                self._following.doubt()
+            self._idle, self._patience = 0, min(2 * self._patience, PATIENCE_STEPS_MAX)
         tried: dict[str, Tried] = {}
-        for id, (tokens, matched) in self._drafts.items():
+        for id, draft in self._drafts.items():
             said = [
                 *([step.tokens[id]] if id in step.tokens else ()),
                 *(drawn.token for drawn in step.further.get(id, ())),
             ]
-            right = _agreeing(tokens, said)
-            tried[id] = Tried(right, len(tokens) - right)
-            if id in self._sources:
-                self._sources[id].odds.learn(matched, right, len(tokens))
-        self.accepted += sum(each.right for each in tried.values())
-        self.rejected += sum(each.wrong for each in tried.values())
+            right = _agreeing(draft.tokens, said)
+            tried[id] = Tried(right, len(draft.tokens) - right)
+            self._learn(id, draft, tried[id])
         return tried
 
+    def _lap(self, rows: int, tokens: int, seconds: float | None) -> None:
+        # Rows that are fed their first drafts change places, once for many steps.
+        is_turning = self._guesses > 0 and self._since >= SETTLING_STEPS - 1
+        self._since = 0 if self._drafts else self._since + 1
+        has_read = self._following is not None and self._following.has_read
+        if self._following is not None:
+            self._following.lap(seconds)
+        if seconds is None:
+            return
+        if (self._guesses or has_read) and (plain := self._costs.plain(rows)):
+            self._credit += tokens / rows - seconds / plain
+        self._credit = min(self._credit + CREDIT_STEP, CREDIT_MAX)
+        if has_read or is_turning:
+            return
+        if self._drafts or self._since > SETTLING_STEPS:
+            columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
+            self._costs.learn(rows, columns, seconds, self._guesses)
 
-def _expected(odds: float, count: int) -> float:
-    """Tokens of so many that are right, where each is so likely right if all before it are."""
-    return sum(odds**place for place in range(1, count + 1))
+    def _learn(self, id: str, draft: Draft, tried: Tried) -> None:
+        tally = self._tallies.get(draft.source, Tried(0, 0))
+        self._tallies[draft.source] = Tried(tally.right + tried.right, tally.wrong + tried.wrong)
+        source = self._sources.get(id)
+        if source is None:
+            return
+        if draft.source != MODEL:
+            source.odds.learn(draft.matched, tried.right, len(draft.tokens))
+        elif self._following is not None:
+            self._following.learn(source.rate, tried.right, len(draft.tokens))
+
+
+def _room(row: Row) -> int:
+    """How many tokens may be drafted for a row."""
+    if not row.request.speculation:
+        return 0
+    return min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
 
 
 def _agreeing(tokens: Sequence[int], said: Sequence[int]) -> int:

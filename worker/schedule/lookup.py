@@ -17,19 +17,21 @@ MATCH_TOKENS_MAX = 16
 """A longer match says no more."""
 PLACES_MAX = 4
 """Of an ending, so many of its last places are remembered."""
+LOOKUP = "lookup"
 INDEXED_AT_ONCE = 2048
 """A long prompt is indexed bit by bit: nobody waits for it."""
 
 
 class Draft(NamedTuple):
-    """What may follow, and how many tokens before it were the same."""
+    """What may follow, and how many tokens before it were the same. `source`: who says so."""
 
     tokens: tuple[int, ...] = ()
     matched: int = 0
+    source: str = LOOKUP
 
     def first(self, count: int) -> Draft:
         """No more than so many tokens of it."""
-        return Draft(self.tokens[:count], self.matched)
+        return self._replace(tokens=self.tokens[:count])
 
 
 class Lookup:
