@@ -77,6 +77,15 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         str | None,
         Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
     ] = None
+    sparse_prefill: Annotated[
+        float | None,
+        Meta(
+            gt=0,
+            le=1,
+            description="of prompts with more than 8,192 tokens only this share is run, chosen by the draft"
+            " model; none: all of it",
+        ),
+    ] = None
     prefix_cache_ram: Annotated[
         Size | None,
         Meta(description="memory for prefixes, to be reused; 0: no reuse; none: a part of what is left"),

@@ -149,6 +149,15 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         str | None,
         Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
     ] = None
+    sparse_prefill: Annotated[
+        float | None,
+        Meta(
+            gt=0,
+            le=1,
+            description="of prompts with more than 8,192 tokens run only this share, chosen by the draft"
+            " model (default: all)",
+        ),
+    ] = None
     image_cache: Annotated[
         Size | None,
         Meta(description="memory for encoded images (default: an eighth of what is left)"),

@@ -25,7 +25,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
-from worker.drafts import NO_DRAFTS, Drafter
+from worker.drafts import NO_DRAFTS, Drafter, Weigher
 from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
@@ -33,6 +33,7 @@ from worker.engine.caches.cost import row_cost
 from worker.engine.caches.gaps import gapped
 from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
+from worker.engine.following import Followers
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Row, Sampled
@@ -70,6 +71,8 @@ class BatchEngine:
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
         self.drafter = drafter
+        self.can_leave_out = self.abilities.sparse
+        self.weigher: Weigher | None = drafter if isinstance(drafter, Followers) else None
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._gaps: dict[str, int] = {}
@@ -191,7 +194,9 @@ class BatchEngine:
         unread, self._unread = self._unread, []
         self._reseat()
         drafts = drafts if self.abilities.ahead else NO_DRAFTS
-        turning = [group for group in self._groups if any(m.name in drafts for m in group.members)]
+        turning = [
+            group for group in self._groups if any(m.name in drafts and not m.gap for m in group.living)
+        ]
         self._groups = [group for group in self._groups if group not in turning]
         questions = [question for group in self._groups for question in group.dispatch(self._model)]
         step = self._read(unread)
@@ -274,7 +279,8 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
-        dense, sparse = ([m for m in self._joining if bool(m.gap) is is_sparse] for is_sparse in (False, True))
+        dense = [member for member in self._joining if not member.gap]
+        sparse = [member for member in self._joining if member.gap]
         self._joining = [*self._ahead.reseat(dense), *sparse]
         if not self._joining and not any(group.has_holes for group in self._groups):
             return

@@ -22,6 +22,7 @@ from worker.engine.caches import grouping
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.cost import row_cost
+from worker.engine.weighing import weigh
 
 
 class Flock:
@@ -187,6 +188,12 @@ class Followers:
     def _in_vocabulary(self, tokens: Sequence[int]) -> list[int]:
         # There may be more logits than tokens, and some day one of those is drawn.
         return [min(token, self._last_known) for token in tokens]
+
+    def weigh(self, row: str, last: int) -> Sequence[float]:
+        """See `drafts.Weigher`."""
+        caches, _ = self._own[row]
+        weights: Any = weigh(self._model, caches, last).tolist()
+        return list(weights)
 
     def drop(self, row: str) -> None:
         """See `Drafter`."""

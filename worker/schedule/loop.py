@@ -30,6 +30,7 @@ from worker.schedule.failures import Failures
 from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Chunk, Group, Look, Phase, Row
 from worker.schedule.scheduler import Scheduler
+from worker.schedule.sparse import Thinning
 from worker.schedule.store import Store
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Loop:
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     drafting: Drafting = field(default_factory=Drafting)
+    thinning: Thinning = field(default_factory=Thinning)
     device_memory: Callable[[], Resources] = Resources
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
@@ -129,7 +131,8 @@ class Loop:
         self.admission.arrived(now, resumed=bool(request.resume))
         try:
             pipeline = self.model.open_pipeline(request)
-            row = self.scheduler.add(request, now)
+            wish = self.thinning.wish(request)
+            row = self.scheduler.add(request, now, sparse=wish is not None)
             answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
             ended = answer.replay()
         except RequestError as error:
@@ -140,6 +143,8 @@ class Loop:
         else:
             if ended is not None:
                 self._finish(request.id, ended)
+            elif wish is not None:
+                self.thinning.hold(row, wish)
             elif self.store:
                 self.store.fetch(row)
 
@@ -152,6 +157,7 @@ class Loop:
                 self.store.keep_ended(row)
         self.model.engine.drop(id)
         self.drafting.drop(id)
+        self.thinning.drop(id)
         self._answers.pop(id, None)
 
     # --- steps ---
@@ -177,6 +183,8 @@ class Loop:
                 break  # a cancel need not wait for the rest, which is planned again
         if plan.look:
             self._look(plan.look)
+        elif not plan.groups and len(self.thinning):
+            self._thin(decoding=bool(decodes))
         if not decodes:
             self.scheduler.lap(self.clock(), decoded=False)
         self.counters.steps += 1
@@ -239,6 +247,21 @@ class Loop:
         else:
             self._forget_images(self.scheduler.looked(look.row, look.picture, nbytes))
 
+    def _thin(self, *, decoding: bool) -> None:
+        """Read a chunk of a prompt that is to be weighed. If that fails, its request does."""
+        began = self.clock()
+        row = self.thinning.first
+        try:
+            if not self.thinning.read(row, decoding=decoding):
+                self.thinning.choose(row)
+                self.scheduler.release(row.id)
+        except Exception as error:  # the request boundary
+            log.exception("%s: cannot be weighed", row.id, extra=about(row.id))
+            self._fail_row(row.id, _engine_error(error))
+        self.thinning.lap(self.clock() - began)
+        self.drafting.interrupt()
+        self.scheduler.lap(self.clock(), decoded=None)
+
     def _prefill(self, group: Group) -> None:
         now = self.clock()
         self.drafting.interrupt()
@@ -292,10 +315,13 @@ class Loop:
                 self.publisher.scored(other.id, first, tokens)
 
     def _show(self, group: Group) -> None:
-        """Tell the engine which images rows have whose caches begin now, for the first time or anew."""
+        """Tell the engine which images rows have whose caches begin now, for the first time or anew, and what
+        is left out of others."""
         for row in (chunk.row for chunk in group):
             if row.pictures and not row.prefilled:
                 self.model.engine.show(row.id, row.tokens, row.pictures)
+            if gap := row.gap(row.prefilled):
+                self.model.engine.leave_out(row.id, gap)
 
     def _restore(self, group: Group) -> bool:
         """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
@@ -313,7 +339,7 @@ class Loop:
         tokens, tier = (match.length, match.tier) if match else (0, "none")
         if self.store:
             self.store.count(row, match, miss)
-        reuse = Reuse(tokens=tokens, tier=tier, miss=miss)
+        reuse = Reuse(tokens=tokens, tier=tier, miss=miss, left_out=list(row.left_out))
         # Copies are told with the row that runs for them: what they take from it was computed once.
         for told in (row, *chunk.copies):
             told.reuse = reuse

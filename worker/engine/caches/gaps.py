@@ -7,7 +7,7 @@ business. So the caches of a row stay as they are, and the model is given them w
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -37,33 +37,35 @@ class Gapped:
 
 
 class Hiding(Gapped):
-    """A cache from the columns `first` to before `last` of which nothing that comes can see anything: what it
-    is to be like when these are left out."""
+    """A cache of whose columns `spans`, each from one to before another, nothing that comes can see anything:
+    what it is to be like when these are left out."""
 
-    def __init__(self, cache: Any, first: int, last: int) -> None:
+    def __init__(self, cache: Any, spans: Sequence[tuple[int, int]]) -> None:
         super().__init__(cache, 0)
-        vars(self)["_hidden"] = first, last
+        vars(self)["_hidden"] = spans
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """[tokens, columns] bool. Raises `ValueError` where there is a window, which what is left out shifts."""
+        """[tokens, columns] bool. Raises `ValueError` where there is a window: what is left out shifts it."""
         if window_size is not None or hasattr(self._cache, "max_size"):
             raise ValueError("a window sees other tokens when some are left out")
         columns = mx.arange(self._cache.offset + N)
-        first, last = vars(self)["_hidden"]
-        return create_causal_mask(N, self._cache.offset) & ((columns < first) | (columns >= last))
+        mask: mx.array = create_causal_mask(N, self._cache.offset)
+        for first, last in vars(self)["_hidden"]:
+            mask = mask & ((columns < first) | (columns >= last))
+        return mask
 
 
-def hiding(caches: RowCaches, first: int, last: int) -> RowCaches:
-    """As `gapped`, with those columns there, but hidden."""
-    return _each(caches, lambda cache: Hiding(cache, first, last))
+def hiding(caches: RowCaches, *spans: tuple[int, int]) -> RowCaches:
+    """As `gapped`, with what is left out there, but hidden."""
+    return each_positional(caches, lambda cache: Hiding(cache, spans))
 
 
 def gapped(caches: RowCaches, gap: int) -> RowCaches:
     """The caches of a row as a model is given them when `gap` of the tokens before the next are left out."""
-    return _each(caches, lambda cache: Gapped(cache, gap)) if gap else caches
+    return each_positional(caches, lambda cache: Gapped(cache, gap)) if gap else caches
 
 
-def _each(caches: Iterable[Any], wrap: Callable[[Any], Any]) -> RowCaches:
+def each_positional(caches: Iterable[Any], wrap: Callable[[Any], Any]) -> RowCaches:
     """All of them, those that have columns wrapped."""
     return [_wrapped(cache, wrap) for cache in caches]
 
@@ -71,6 +73,6 @@ def _each(caches: Iterable[Any], wrap: Callable[[Any], Any]) -> RowCaches:
 def _wrapped(cache: Any, wrap: Callable[[Any], Any]) -> Any:
     if hasattr(cache, "caches"):
         whole = copy.copy(cache)
-        whole.caches = tuple(_each(cache.caches, wrap))
+        whole.caches = tuple(each_positional(cache.caches, wrap))
         return whole
     return wrap(cache) if hasattr(cache, "update_and_fetch") else cache

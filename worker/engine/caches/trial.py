@@ -152,7 +152,7 @@ class _Trial:
         self._run(whole, self._long[first:last])
         columns, _ = stored.columns_of(whole, 0, 0, last)
         stored.rebuild(again, [Piece(columns, 0, last, last)], states)
-        self._equal([found], [self._run(hiding(again, first, last), self._long[last:])])
+        self._equal([found], [self._run(hiding(again, (first, last)), self._long[last:])])
 
     def run_ahead(self) -> None:
         """Rows on both sides of the threshold, fed more than they keep."""
