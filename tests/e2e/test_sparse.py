@@ -1,5 +1,5 @@
-"""Long prompts of which only a part is run: what is left out is told, kept after a death, and refused where it
-cannot be."""
+"""Long prompts of which only a part is run: what is left out is told, kept after a death, and refused where
+it cannot be."""
 
 from __future__ import annotations
 

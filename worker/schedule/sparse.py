@@ -9,7 +9,7 @@ between the steps of others, a chunk at a time, as prompts are run; a row is hel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Sparse
@@ -46,7 +46,6 @@ class Thinning:
         self._default = default
         self._pace = Pace(target_s=target_s, tokens_max=min(tokens_max, READ_TOKENS_MAX))
         self._rows: dict[str, tuple[Row, Sparse]] = {}
-        self._work = Work()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -99,21 +98,19 @@ class Thinning:
         """The row whose turn it is."""
         return next(iter(self._rows.values()))[0]
 
-    def read(self, row: Row, *, decoding: bool) -> int:
-        """A chunk of a row's prompt; how many of its tokens are still to be read."""
+    def read(self, row: Row, clock: Callable[[], float], *, decoding: bool) -> bool:
+        """Have a chunk of a row's prompt read. Whether that was the last, and what is left out is known."""
         weigher, prompt = self._weigher, row.request.tokens[:-1]
-        done = weigher.length(row.id)
+        done, began = weigher.length(row.id), clock()
         count = self._pace.budget(decoding=decoding).cut(len(prompt) - done, done)
         weigher.read(row.id, prompt[done : done + count])
-        self._work = Work.call(1, count, done)
-        return len(prompt) - done - count
+        self._pace.learn(clock() - began, decoded=False, work=Work.call(1, count, done))
+        if done + count < len(prompt):
+            return False
+        self._choose(row)
+        return True
 
-    def lap(self, seconds: float) -> None:
-        """So long the last chunk took."""
-        self._pace.learn(seconds, decoded=False, work=self._work)
-
-    def choose(self, row: Row) -> None:
-        """The row's prompt has been read: its parts are weighed, and it need not be held any more."""
+    def _choose(self, row: Row) -> None:
         _, wish = self._rows.pop(row.id)
         boundaries = row.request.boundaries
         # The last boundary is where later turns are the same: about all of the prompt.

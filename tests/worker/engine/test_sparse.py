@@ -1,5 +1,5 @@
-"""Rows of which parts of the prompt are left out: what they say, alone and in company, is what a row says that
-has those parts where nothing can see them."""
+"""Rows of which parts of the prompt are left out say, alone and in company, what a row says that has those
+parts where nothing can see them."""
 
 from __future__ import annotations
 
