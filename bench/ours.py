@@ -44,6 +44,16 @@ class Ours:
         self._goal = 0
         self._failure: Failed | None = None
 
+    @property
+    def steps(self) -> int:
+        """Of the loop, so far."""
+        return self._loop.counters.steps
+
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """Drafted tokens so far: right, and wrong."""
+        return self._loop.drafting.accepted, self._loop.drafting.rejected
+
     def submit(self, asks: Sequence[Ask]) -> None:
         """See `Side`."""
         first = self._submitted

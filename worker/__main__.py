@@ -52,6 +52,7 @@ def main() -> int:
         task=configured.task,
         text_only=configured.text_only,
         draft_model=configured.draft_model,
+        uses_heads=configured.speculation == "auto",
         trials=cache_folder(os.environ, sys.platform) / "trials",
         laps=laps,
     )

@@ -20,8 +20,11 @@ class Drafter(Protocol):
     share: float
     """What a token costs it, in terms of what it costs the engine's model."""
 
+    def knows(self, row: str) -> bool:
+        """It could read what it has not read of the row."""
+
     def length(self, row: str) -> int:
-        """So many of the row's tokens it has read; 0 of rows that it does not know."""
+        """So many of the row's tokens it has read, or will never; 0 of a new one."""
 
     def read(self, row: str, tokens: Sequence[int]) -> None:
         """Run those that come next of a row. Returns when they are computed."""

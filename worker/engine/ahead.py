@@ -24,6 +24,7 @@ from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.ragged import FED_MAX
 from worker.engine.group import Company, Member, shifts_of
+from worker.engine.hearing import Ear
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Sampler
 
@@ -42,13 +43,14 @@ class Said:
 class AheadGroup(Company):
     """Rows that decode in one forward pass, drafts and all."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches]) -> None:
-        """`fresh` makes empty caches of a single row."""
+    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear) -> None:
+        """`fresh` makes empty caches of a single row. `ear`: is told of what stays in the caches."""
         self.members: list[Member] = []
         self.quiet = 0
         """Steps since drafts were made for any row."""
         self._model = model
         self._fresh = fresh
+        self._ear = ear
         self._batch = AheadBatch(fresh())
         self._backlogs: list[list[int]] = []
         self._sampler: Sampler | None = None
@@ -137,6 +139,7 @@ class AheadGroup(Company):
         kept = [
             len(backlog) + max(0, len(new) - 1) for backlog, new in zip(self._backlogs, news, strict=True)
         ]
+        self._ear.hear([member.name for member in self.members], kept, self._batch.lengths)
         taken = self._batch.settle(kept)
         self._backlogs = [
             [*backlog, *new][count:] for backlog, new, count in zip(self._backlogs, news, taken, strict=True)
@@ -195,11 +198,12 @@ def _token(member: Member) -> int:
 class Ahead:
     """All rows of an engine that are fed drafts, in groups of like length."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches]) -> None:
-        """`fresh` makes empty caches of a single row."""
+    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear) -> None:
+        """See `AheadGroup`."""
         self.groups: list[AheadGroup] = []
         self._model = model
         self._fresh = fresh
+        self._ear = ear
 
     def board(self, members: list[Member]) -> None:
         """Rows whose draws have all been read are fed drafts from now on."""
@@ -208,7 +212,7 @@ class Ahead:
             if grouping.ratio([[*lengths, *(m.length for m in group.living)]]) <= grouping.RATIO_MAX:
                 break
         else:
-            group = AheadGroup(self._model, self._fresh)
+            group = AheadGroup(self._model, self._fresh, self._ear)
             self.groups.append(group)
         group.reseat(members, self._fresh)
 

@@ -35,11 +35,14 @@ from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.following import Followers
 from worker.engine.group import Group, Member
-from worker.engine.sampling.helpers import Helpers
-from worker.engine.sampling.sampler import Row, Sampled
+from worker.engine.hearing import Deaf, Ear
+from worker.engine.sampling.helpers import Helpers, Job
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of
+from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 
 TOKENS_PER_CLEAR = 256
@@ -58,11 +61,15 @@ class BatchEngine:
     """`contract.Engine` on MLX."""
 
     def __init__(
-        self, model: nn.Module, abilities: Abilities | None = None, drafter: Drafter | None = None
+        self,
+        model: nn.Module,
+        abilities: Abilities | None = None,
+        drafter: Drafter | None = None,
+        ear: Ear | None = None,
     ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
         `abilities`: what its rows can do; None: that is tried, on the model as it is. `drafter`: shares the
-        memory for caches."""
+        memory for caches. `ear`: the drafter's, if it guesses by what the model thinks."""
         self._model = model
         self._fresh = partial(make_prompt_cache, model)
         """Makes empty caches of a row. No method: who has it must not keep the engine alive."""
@@ -80,7 +87,8 @@ class BatchEngine:
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
-        self._ahead = Ahead(model, self._fresh)
+        self._ear = ear or Deaf()
+        self._ahead = Ahead(model, self._fresh, self._ear)
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
         self._advanced = 0
@@ -111,13 +119,16 @@ class BatchEngine:
         plain = {row: tokens for row, tokens in silent.items() if not self._sight.has(row)}
         for row in silent.keys() - plain.keys():
             self._sight.prefill(row, len(silent[row]), self._prefilling.setdefault(row, self._fresh()))
+            self._ear.skip(row, len(silent[row]))
         if self._can_pad and len(plain) > 1 and not self._prefilling.keys() & plain.keys():
             self._prefilling |= prefill_together(self._model, plain)
+            self._ear.hear(list(plain), [len(tokens) for tokens in plain.values()])
         else:
             for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
                 given = gapped(caches, self._gaps.get(row, 0))
                 self._model(mx.array([list(tokens)], mx.uint32), cache=given)
+                self._ear.hear([row], [len(tokens)])
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
         self._advance(max(map(len, chunks.values())))
@@ -126,11 +137,13 @@ class BatchEngine:
     def _prefill_scored(self, row: str, tokens: Sequence[int], asked: Targets) -> list[Likelihood]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
         caches = self._prefilling.setdefault(row, self._fresh())
+        self._ear.skip(row, len(tokens))
         return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
     def leave_out(self, row: str, tokens: int) -> None:
         """See `contract.Engine`."""
         self._gaps[row] = self._gaps.get(row, 0) + tokens
+        self._ear.skip(row, tokens)
 
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""
@@ -138,6 +151,7 @@ class BatchEngine:
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
         self._sight.copy(row, copy)
+        self._ear.copy(row, copy)
 
     def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
         """See `contract.Engine`."""
@@ -175,7 +189,9 @@ class BatchEngine:
         stored.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
         self._prefilling[row] = caches
-        self._sight.skip(row, sum(piece.count for piece in pieces))
+        count = sum(piece.count for piece in pieces)
+        self._sight.skip(row, count)
+        self._ear.skip(row, count)
 
     def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
         """See `contract.Engine`."""
@@ -198,7 +214,7 @@ class BatchEngine:
             group for group in self._groups if any(m.name in drafts and not m.gap for m in group.living)
         ]
         self._groups = [group for group in self._groups if group not in turning]
-        questions = [question for group in self._groups for question in group.dispatch(self._model)]
+        questions = [question for group in self._groups for question in self._dispatched(group)]
         step = self._read(unread)
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
@@ -208,6 +224,18 @@ class BatchEngine:
             self._joining += [member for member in members if member.gap]
         self._advance(1)
         return self._ahead.run(step, drafts, self._helpers)
+
+    def _dispatched(self, group: Group) -> Sequence[Job]:
+        questions = group.dispatch(self._model)
+        fed = [member.length - 2 for member in group.members]  # the last one is being drawn
+        self._ear.hear([member.name for member in group.members], [1] * len(fed), fed)
+        return questions
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """See `contract.Engine`."""
+        if not self.abilities.ahead or most <= 0 or row not in self._members:
+            return Foreseen()
+        return self._members[row].row.foresee(most)
 
     def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}

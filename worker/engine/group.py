@@ -12,7 +12,8 @@ import mlx.nn as nn
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.gaps import gapped
 from worker.engine.sampling.helpers import Job
-from worker.engine.sampling.sampler import Drawing, Row, Sampled, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Drawing, Sampled, Sampler
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Ste
 from worker.drafts import NO_DRAFTS, Drafter, Weigher
 from worker.fake.pictures import FakeSight
 from worker.fake.script import Script
+from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 
 TOKEN_BYTES = 16
@@ -107,6 +108,10 @@ class FakeEngine:
         row.drawn += 1
         seed = row.draw.seed if row.draw.temperature else 0
         return 1 + (seed + 7 * (row.prompt_tokens + number)) % len(WORDS)
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """See `contract.Engine`."""
+        return Foreseen()
 
     def drop(self, row: str) -> None:
         self.rows.pop(row, None)

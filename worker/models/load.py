@@ -67,12 +67,14 @@ class ModelLoader:
         task: Task | None = None,
         text_only: bool = False,
         draft_model: str | None = None,
+        uses_heads: bool = False,
         trials: Path | None = None,
         laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
-        see, though it could. `draft_model`: guesses what it says next.
+        see, though it could. `draft_model`: guesses what it says next; `uses_heads`:
+        without one, layers of its own do, if it has such.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
@@ -81,6 +83,7 @@ class ModelLoader:
         self._task = task
         self._text_only = text_only
         self._draft_model = draft_model
+        self._uses_heads = uses_heads
         self._draft: DraftModel | None = None
         self._memory_headroom = memory_headroom
         self._memory_limit_bytes = memory_limit_bytes
@@ -282,6 +285,7 @@ class ModelLoader:
     ) -> Model:
         """The model around a network whose weights are there, tried and warm. `opened`: how it was loaded."""
         from worker.engine.caches.trial import find_abilities
+        from worker.models.heads import load_heads
         from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
         from worker.models.trials import Trials, key_of
@@ -295,6 +299,9 @@ class ModelLoader:
         if drafter and not abilities.ahead:
             reasons = "; ".join(abilities.reasons)
             raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
+        if drafter is None and self._uses_heads and abilities.ahead:
+            drafter = load_heads(folder, network, self.name)
+            laps.lap("prediction layers")
         model = build_text_model(
             self.name, folder, config, network, eyes, drafter, abilities=abilities, tokenizers=tokenizers
         )

@@ -15,6 +15,7 @@ from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, 
 from worker.drafts import Drafter
 from worker.engine.caches.trial import Abilities
 from worker.engine.engine import BatchEngine
+from worker.engine.heads import Heads
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
 from worker.models.eyes import Eyes
@@ -56,7 +57,8 @@ def build_text_model(
         tokenizer = tokenizers.take()
         return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
-    engine = BatchEngine(network, abilities, drafter)
+    ear = drafter if isinstance(drafter, Heads) else None
+    engine = BatchEngine(network, abilities, drafter, ear)
     for reason in engine.abilities.reasons:
         log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
+from worker.guides import Foreseen
 from worker.schedule.following import MODEL, USUAL, Following
 from worker.schedule.lookup import Draft, Lookup
-from worker.schedule.odds import Costs, Odds, Rate, expected
+from worker.schedule.odds import HELD_TO, Costs, Odds, Rate, expected
 from worker.schedule.rows import Row
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,12 @@ ANSWER_TOKENS = 256
 """For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
 
 
+HELD = "held"
+"""The source of drafts made of what an answer must say."""
+Foresee = Callable[[str, int], Foreseen]
+"""See `contract.Engine.foresee`."""
+
+
 class Tried(NamedTuple):
     """Of the tokens that were drafted for a row."""
 
@@ -53,18 +61,36 @@ class Tried(NamedTuple):
 
 @dataclass(slots=True)
 class _Source:
-    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `rate`: of guesses
-    for it."""
+    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `rate`: how often
+    guesses for it are right; `held`: how often what it is held to came as it was foreseen."""
 
     lookup: Lookup
-    odds: Odds
     rate: Rate
     seen: int = 0
+    odds: Odds = field(default_factory=Odds)
+    held: Rate = field(default_factory=partial(Rate, HELD_TO))
 
     def expected(self, draft: Draft, count: int) -> float:
         """How many of so many of its tokens are right."""
-        odds = self.rate.value if draft.source == MODEL else self.odds.of(draft.matched)
-        return expected(odds, min(count, len(draft.tokens)))
+        match draft.source:
+            case source if source == MODEL:
+                odds = self.rate.value
+            case source if source == HELD:
+                odds = self.held.value
+            case _:
+                odds = self.odds.of(draft.matched)
+        return expected(odds, min(count, len(draft.tokens)), draft.certain)
+
+    def learn(self, draft: Draft, right: int, tried: int) -> None:
+        """Of so many of its tokens so many were right. Of those that are certain nothing is learned."""
+        if draft.source != HELD:
+            self.odds.learn(draft.matched, right, tried)
+        elif right >= draft.certain and tried > draft.certain:
+            self.held.learn(right - draft.certain, tried - draft.certain)
+
+
+def _unforeseen(row: str, most: int) -> Foreseen:
+    return Foreseen()
 
 
 class _Choice(NamedTuple):
@@ -84,7 +110,10 @@ class Drafting:
         self._following = following if is_on else None
         self._sources: dict[str, _Source] = {}
         self._costs = Costs(following.share if following else 0.0)
+        self._found: dict[str, Draft] = {}
+        """What costs nothing to find."""
         self._drafts: dict[str, Draft] = {}
+        """What is tried, of that or of guesses."""
         self._guesses = 0
         """Passes of the network in the step that is under way."""
         self._since = SETTLING_STEPS
@@ -125,18 +154,27 @@ class Drafting:
 
     # --- what is tried ---
 
-    def propose(self, rows: Sequence[Row]) -> Mapping[str, Sequence[int]]:
+    def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
         self._guesses = 0
         rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
-        proposed = {row.id: self._source(row).lookup.propose(room) for row, room in rooms.items()}
-        found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        choice = self._chosen(found, len(rows))
+        proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
+        self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
+        choice, found = self._chosen(self._found, len(rows)), dict(self._found)
         if self._following is not None and self._credit > 0:
             choice = self._guessed(self._following, choice, found, rooms, len(rows))
         drafts = {id: draft.first(choice.length) for id, draft in found.items()}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
         return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _proposed(self, row: Row, room: int, foresee: Foresee) -> Draft:
+        """The better of what was looked up and of what the row is held to."""
+        source = self._source(row)
+        found, foreseen = source.lookup.propose(room), foresee(row.id, room)
+        if not foreseen.tokens:
+            return found
+        held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
+        return max(found, held, key=lambda draft: source.expected(draft, room))
 
     def _source(self, row: Row) -> _Source:
         """What is known of the row, brought up to date."""
@@ -144,7 +182,7 @@ class Drafting:
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
             rate = self._following.open() if self._following else Rate(USUAL)
-            source = self._sources[row.id] = _Source(Lookup(tokens), Odds(), rate, len(row.answered))
+            source = self._sources[row.id] = _Source(Lookup(tokens), rate, len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         return source
@@ -158,7 +196,7 @@ class Drafting:
         rows: int,
     ) -> _Choice:
         """A better choice, if guesses make one; these are added to what was `found`."""
-        open_ = {row: room for row, room in rooms.items() if not row.pictures}
+        open_ = {row: room for row, room in rooms.items() if following.knows(row)}
         near = {row: room for row, room in open_.items() if following.is_near(row)}
         better = self._chosen(found, rows, near) if near else choice
         try:
@@ -237,14 +275,15 @@ class Drafting:
                 self._following.doubt()
             self._idle, self._patience = 0, min(2 * self._patience, PATIENCE_STEPS_MAX)
         tried: dict[str, Tried] = {}
-        for id, draft in self._drafts.items():
+        for id in self._found.keys() | self._drafts.keys():
             said = [
                 *([step.tokens[id]] if id in step.tokens else ()),
                 *(drawn.token for drawn in step.further.get(id, ())),
             ]
-            right = _agreeing(draft.tokens, said)
-            tried[id] = Tried(right, len(draft.tokens) - right)
-            self._learn(id, draft, tried[id])
+            if id in self._drafts:
+                tried[id] = self._learn_tried(id, self._drafts[id], said)
+            if id in self._found and id in self._sources:
+                self._learn_found(id, said)
         return tried
 
     def _lap(self, rows: int, tokens: int, seconds: float | None) -> None:
@@ -265,16 +304,21 @@ class Drafting:
             columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
             self._costs.learn(rows, columns, seconds, self._guesses)
 
-    def _learn(self, id: str, draft: Draft, tried: Tried) -> None:
+    def _learn_tried(self, id: str, draft: Draft, said: Sequence[int]) -> Tried:
+        right = _agreeing(draft.tokens, said)
+        tried = Tried(right, len(draft.tokens) - right)
         tally = self._tallies.get(draft.source, Tried(0, 0))
         self._tallies[draft.source] = Tried(tally.right + tried.right, tally.wrong + tried.wrong)
-        source = self._sources.get(id)
-        if source is None:
-            return
-        if draft.source != MODEL:
-            source.odds.learn(draft.matched, tried.right, len(draft.tokens))
-        elif self._following is not None:
-            self._following.learn(source.rate, tried.right, len(draft.tokens))
+        if draft.source == MODEL and self._following is not None and id in self._sources:
+            self._following.learn(self._sources[id].rate, right, len(draft.tokens))
+        return tried
+
+    def _learn_found(self, id: str, said: Sequence[int]) -> None:
+        """What was not tried was right or wrong all the same, as far as is known by now."""
+        found, draft = self._found[id], self._drafts.get(id)
+        is_tried = draft is not None and draft.source == found.source
+        tokens = draft.tokens if draft is not None and is_tried else found.tokens[: len(said)]
+        self._sources[id].learn(found, _agreeing(tokens, said), len(tokens))
 
 
 def _room(row: Row) -> int:

@@ -44,6 +44,11 @@ class Following:
         """Guesses have not paid for long: they may now."""
         self._rate.fade(_FADING)
 
+    def knows(self, row: Row) -> bool:
+        """It could guess for the row, once it has caught up with it."""
+        # One that goes by what the model thinks may begin at a token that has not been told yet.
+        return not row.pictures and self._drafter.knows(row.id) and self._late(row) > 0
+
     def is_near(self, row: Row) -> bool:
         """It could guess for the row at once."""
         return self._late(row) <= LATE_MAX

@@ -117,13 +117,13 @@ def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = Followers(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
-    before = [cache.offset for cache in follower._own["a"][0] if hasattr(cache, "offset")]
+    before = [cache.offset for cache in follower._flocks.own("a") if hasattr(cache, "offset")]
     weights = follower.weigh("a", prompt[-1])
     assert len(weights) == len(prompt) - 1
     assert all(weight >= 0 for weight in weights)
     assert sum(weights) > 0
     assert follower.length("a") == len(prompt) - 1
-    assert [cache.offset for cache in follower._own["a"][0] if hasattr(cache, "offset")] == before
+    assert [cache.offset for cache in follower._flocks.own("a") if hasattr(cache, "offset")] == before
 
 
 def test_what_weighs_most_changes_the_answer_most() -> None:
@@ -132,7 +132,7 @@ def test_what_weighs_most_changes_the_answer_most() -> None:
     follower = Followers(model, 0.1, 2048)
     follower.read("a", prompt[:-1])
     weights = follower.weigh("a", prompt[-1])
-    caches = follower._own["a"][0]
+    caches = follower._flocks.own("a")
     last = mx.array([prompt[-1:]], mx.uint32)
 
     def logits(place: int) -> mx.array:

@@ -36,6 +36,9 @@ class Guesser:
     _lengths: dict[str, int] = field(default_factory=dict)
     _dice: random.Random = field(default_factory=lambda: random.Random(8))
 
+    def knows(self, row: str) -> bool:
+        return True
+
     def length(self, row: str) -> int:
         return self._lengths.get(row, 0)
 
