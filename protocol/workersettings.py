@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import logs
+from protocol.parts import Share
 from protocol.settings import public_name
 from protocol.sizes import Size
 from protocol.tasks import Task
@@ -78,10 +79,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
     ] = None
     sparse_prefill: Annotated[
-        float | None,
+        Share | None,
         Meta(
-            gt=0,
-            le=1,
             description="of prompts with more than 8,192 tokens only this share is run, chosen by the draft"
             " model; none: all of it",
         ),

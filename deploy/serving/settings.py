@@ -12,6 +12,7 @@ from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
+from protocol.parts import Share
 from protocol.settings import public_name
 from protocol.sizes import Size
 from protocol.wire import MEDIA_FRAMES_MAX
@@ -150,10 +151,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
     ] = None
     sparse_prefill: Annotated[
-        float | None,
+        Share | None,
         Meta(
-            gt=0,
-            le=1,
             description="of prompts with more than 8,192 tokens run only this share, chosen by the draft"
             " model (default: all)",
         ),
