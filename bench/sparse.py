@@ -78,7 +78,8 @@ def long_dialogue(seed: int, tokens: int, encode: Callable[[list[Any]], list[int
         if told and "not told" not in dialogue.answer and "?" in str(question["content"]):
             break
     while len(encode([*told, question])) < tokens:
-        told += [message for message in noise(fill, longest=60).messages if message["role"] != "system"]
+        other = [message for message in noise(fill, longest=60).messages if message["role"] != "system"]
+        told = [*told, *other] if fill.chance(0.5) or told[0]["role"] == "system" else [*other, *told]
     return encode([*told, question]), dialogue.answer
 
 
