@@ -32,7 +32,7 @@ EDITED_EVERY = 40
 """One token of so many is another three in the answer."""
 CONTEXT = 512
 """Of the rows whose passes are measured."""
-PASSES = 8
+PASSES = 4
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bench.drafted import Case, Drafted
 
 CASES = ("rewritten", "own", "misled", "strict")
-COLUMNS = (1, 2, 3, 4, 5, 8, 9, 16)
+COLUMNS = (1, 2, 4, 8, 16)
 LEGEND = (
     "Tokens/s without drafts and with, the median of {rounds} rounds; with over without, the median of the "
     "rounds' own (smallest-largest), by the wall and by processor time; tokens a pass; drafted tokens that "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.sides import Ask
-from protocol.messages import Events, Failed, Message
+from protocol.messages import Events, Failed, Finished, Message
+from protocol.workersettings import WorkerSettings
 from worker.contract import Model, Prepared
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.drafting import Drafting
+from worker.schedule.following import Following
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
@@ -20,9 +23,14 @@ BYTES_MAX = 2**40
 """More than any case takes: bytes are accounted for, as in a worker, and never run out."""
 
 
-def load(folder: Path) -> Model:
-    """The model in `folder` as a worker loads and warms it."""
-    return ModelLoader(str(folder)).load(lambda done, total: None)
+def load(folder: Path, draft: Path | None = None) -> Model:
+    """The model in `folder` as a worker loads and warms it, and its draft model."""
+    return ModelLoader(str(folder), draft_model=str(draft) if draft else None).load(lambda done, total: None)
+
+
+def _following(model: Model) -> Following | None:
+    drafter = model.engine.drafter
+    return Following(drafter, WorkerSettings().inter_token_target_s) if drafter else None
 
 
 class Ours:
@@ -37,8 +45,9 @@ class Ours:
             ),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
-            drafting=Drafting(is_on=drafting),
+            drafting=Drafting(is_on=drafting, following=_following(model)),
         )
+        self._behind: deque[Prepared] = deque()
         self._submitted = 0
         self._tokens = 0
         self._goal = 0
@@ -70,10 +79,16 @@ class Ours:
             for number, ask in enumerate(asks)
         )
 
-    def submit_prepared(self, requests: Iterable[Prepared]) -> None:
-        """Queue requests as a worker's I/O thread does."""
-        for request in requests:
-            self._inbox.put(Submit(request))
+    def submit_prepared(self, requests: Iterable[Prepared], at_once: int | None = None) -> None:
+        """Queue requests as a worker's I/O thread does; beyond so many `at_once` each when another has ended,
+        as from so many clients."""
+        self._behind.extend(requests)
+        for _ in range(len(self._behind) if at_once is None else at_once):
+            self._submit_next()
+
+    def _submit_next(self) -> None:
+        if self._behind:
+            self._inbox.put(Submit(self._behind.popleft()))
 
     def run(self, tokens: int) -> int:
         """See `Side`."""
@@ -96,6 +111,8 @@ class Ours:
                 self._tokens += sum(len(delta.tokens) for delta in message.deltas)
                 if before < self._goal <= self._tokens:
                     self._inbox.put(Stop())
+            case Finished():
+                self._submit_next()
             case Failed():
                 self._failure = message
                 self._inbox.put(Stop())

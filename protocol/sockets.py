@@ -121,10 +121,13 @@ def _prepare(socket: zmq.Socket[bytes], frame_bytes_max: int) -> None:
 
 
 def bind_router(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: Curve | None
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: Curve | None, join: str = ""
 ) -> zmq.Socket[bytes]:
-    """The gateway's end. Raises `EndpointError`, or `zmq.ZMQError` when the address is taken."""
-    check_endpoint(endpoint, curve)
+    """The gateway's end. `join`: another address, if there is to be one. Raises `EndpointError`, or
+    `zmq.ZMQError` when an address is taken."""
+    endpoints = [endpoint, join] if join else [endpoint]
+    for address in endpoints:
+        check_endpoint(address, curve)
     socket = context.socket(zmq.ROUTER)
     _prepare(socket, GATEWAY_FRAME_BYTES_MAX)
     # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
@@ -137,9 +140,10 @@ def bind_router(
         socket.curve_secretkey = curve.secret
         socket.curve_publickey = curve.gateway_public
         socket.setsockopt(zmq.ZAP_DOMAIN, b"roundhouse")
-    # Whoever may write to a Unix socket may connect to it, wherever it was asked for.
-    with made_private() if endpoint.startswith("ipc:") else nullcontext():
-        socket.bind(endpoint)
+    for address in endpoints:
+        # Whoever may write to a Unix socket may connect to it, wherever it was asked for.
+        with made_private() if address.startswith("ipc:") else nullcontext():
+            socket.bind(address)
     return socket
 
 
@@ -161,3 +165,12 @@ def connect_dealer(
         socket.curve_secretkey = curve.secret
     socket.connect(endpoint)
     return socket
+
+
+def poller(*readable: zmq.Socket[bytes] | int) -> zmq.Poller:
+    """Says which of them, sockets or file descriptors, have something to be read. One that is made anew for
+    each look, as `Socket.poll` does, costs several times as much."""
+    made = zmq.Poller()
+    for each in readable:
+        made.register(each, zmq.POLLIN)
+    return made

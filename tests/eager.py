@@ -7,14 +7,14 @@ import os
 import sys
 
 from worker.__main__ import main
-from worker.schedule import drafting
+from worker.schedule import drafting, worth
 from worker.schedule.following import Following
 from worker.schedule.rows import Row
 
 
 def make_eager() -> None:
     drafting.GAIN_MIN = 0.0
-    drafting.CREDIT_FIRST = drafting.CREDIT_MAX = 1e9
+    drafting.CREDIT_FIRST = drafting.CREDIT_MAX = worth.LOST_STEPS_MAX = 1e9
     Following.seconds = _nothing  # type: ignore[method-assign]
 
 

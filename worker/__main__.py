@@ -59,7 +59,7 @@ def main() -> int:
     try:
         service = Service(loader, configured, loader.device_memory, laps)
     except sockets.EndpointError as error:
-        settings.exit_with("worker", str(error))
+        settings.exit_with("worker", error)
     return service.run()
 
 

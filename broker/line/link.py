@@ -18,7 +18,7 @@ import zmq
 import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.line.connections import cut, kill_peer
+from broker.line.connections import cut, is_distant, kill_peer
 from broker.line.patience import Drop, Patience, cost
 from protocol import sockets, wire
 from protocol.messages import Accepted, Events, Message, Scored, ToGateway, tokens_told
@@ -29,6 +29,7 @@ _MESSAGES_AT_ONCE = 128
 _BYTES_AT_ONCE = 256 * 1024
 """Messages, and bytes of them, that are read before other tasks of the loop get their turn."""
 
+LEFT_ALONE = "left alone: it is not known to be that process"
 FLOODING = "it sends far more than is of use"
 
 Hear = Callable[[str, ToGateway], int]
@@ -41,15 +42,21 @@ class Link:
     """The gateway's end of the line. All that it is to call is called on the loop."""
 
     def __init__(
-        self, endpoint: str, curve_keys: Path | None, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        curve_keys: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        join: str = "",
     ) -> None:
-        """Bind. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
+        """Bind, to `join` as well if that is given. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
         curve = sockets.Curve.load(curve_keys, "gateway") if curve_keys else None
         self.errors: Counter[str] = Counter()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorman = self._start_doorman(curve_keys) if curve_keys else None
-        self._socket = sockets.bind_router(self._context, endpoint, curve)
+        self._socket = sockets.bind_router(self._context, endpoint, curve, join)
         self._monitor = self._socket.get_monitor_socket()
+        self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
         self._peer_by_fd: dict[int, str] = {}
         self._patience = Patience()
         self._to_cut: set[int] = set()
@@ -103,9 +110,17 @@ class Link:
             self._read_soon()
         return True
 
-    def kill(self, peer: str, pid: int) -> bool:
-        """End the process that this peer has named as its own, if it is. False where nothing was done."""
-        return kill_peer([fd for fd, spoke in self._peer_by_fd.items() if spoke == peer], pid)
+    def end(self, peer: str, pid: int) -> str:
+        """What is done about a peer that hangs, in words. On this machine the process that it has named is
+        killed, if it is the one at the other end. Of another machine only the connection is ours to end: a
+        peer that comes to itself makes a new one, and introduces itself again."""
+        connections = [fd for fd, spoke in self._peer_by_fd.items() if spoke == peer]
+        if kill_peer(connections, pid):
+            return "killed"
+        distant = [fd for fd in connections if is_distant(fd)]
+        for fd in distant:
+            cut(fd)
+        return "cut off" if distant else LEFT_ALONE
 
     def _read_soon(self) -> None:
         """Once in a round of the loop, however often it is asked for: whoever is to take what was heard gets
@@ -144,7 +159,7 @@ class Link:
     def _broken(self) -> list[tuple[int, str | None]]:
         """Connections that broke since the last call: file descriptor and, once it has spoken, peer."""
         broken: list[tuple[int, str | None]] = []
-        while self._monitor.poll(0):
+        while self._changes.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] != zmq.EVENT_DISCONNECTED:
                 continue
@@ -161,11 +176,10 @@ class Link:
     def _read_frames(self, messages_max: int, bytes_max: int) -> bool:
         """Handle what has come, so much of it. True when there may be more."""
         for _ in range(messages_max):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            # To ask costs less than to be told by an exception: mostly there is one message, and no second.
+            if not self._frames.poll(0):
                 return False
-            bytes_max -= self._receive(frames)
+            bytes_max -= self._receive(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             if bytes_max <= 0:
                 break
         return True

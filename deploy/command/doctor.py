@@ -26,7 +26,7 @@ def doctor(
     try:
         looked_at = port or serve.port([], os.environ)
     except (settings.SettingsError, OSError) as error:
-        settings.exit_with("roundhouse doctor", str(error))
+        settings.exit_with("roundhouse doctor", error)
     console = Console(highlight=False)
     findings = doctoring.examine(facts.gather(looked_at))
     for finding in findings:

@@ -24,6 +24,8 @@ GATEWAY_FLAGS = (
     "max_per_key",
     "cors_origins",
     "curve_keys",
+    "join",
+    "routing",
     "max_waiting",
     "max_waiting_tokens",
     "queue_timeout_s",
@@ -78,16 +80,22 @@ def child_commands(
     several = len(served) > 1
     for model in served:
         argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
-        child = f"worker[{model.name}]" if several else "worker"
-        children.append(Child(child, argv, dict(bare), model=model))
+        name = f"worker[{model.name}]" if several else "worker"
+        children += [Child(child, argv, dict(bare), model=model) for child in replica_names(name, model)]
     return children
+
+
+def replica_names(name: str, model: ServedModel) -> list[str]:
+    """Of a model's workers, each of which is started, ended and reloaded by itself."""
+    return [name, *(f"{name}.{number}" for number in range(2, 1 + model.replicas))]
 
 
 def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> list[str]:
     """What the worker of this model is told, but for where gateway and file are. Of two flags the last one
     counts, so what is said of one model wins over what is said for all."""
     flags = _model_flags(model, several) + _handed_on(given, WORKER_FLAGS)
-    flags += _flag("memory_budget", given.memory_budget)
+    if given.memory_budget is not None:
+        flags += _flag("memory_budget", given.memory_budget // model.replicas)
     for name, value in model.settings.items():
         flags += _flag(name, value)
     return flags

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from deploy.supervisor.models import ServedModel
 from protocol.naming import folder_of, is_folder
 
 MARGIN_BYTES = 2**29
@@ -31,6 +32,18 @@ def weight_bytes(model: str | None) -> int | None:
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
         return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
+
+
+def weights_of(model: ServedModel) -> int | None:
+    """What a worker of the model loads, its own draft model included; None as `weight_bytes`."""
+    own, draft = weight_bytes(model.model), model.settings.get("draft_model")
+    return own if own is None or not draft else own + (weight_bytes(str(draft)) or 0)
+
+
+def all_weight_bytes(model: ServedModel) -> int | None:
+    """Of all of its workers together, each of which has its own."""
+    one = weights_of(model)
+    return None if one is None else one * model.replicas
 
 
 def _snapshot(repository: str) -> Path | None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+REPLICAS_MAX = 64
+Replicas = Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
 Setting = str | int | float | bool
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """A model and what clients call it. `named`: by somebody, else by the model itself. `settings`: of its
-    worker alone."""
+    """A model and what clients call it. `named`: by somebody, else by the model itself. `replicas`: so many
+    workers serve it. `settings`: of these alone."""
 
     name: str
     model: str | None = None
     named: bool = False
     aliases: tuple[str, ...] = ()
     resident: bool = False
+    replicas: Replicas = 1
     settings: dict[str, Setting] = {}
 
 

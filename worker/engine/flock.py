@@ -18,6 +18,7 @@ import mlx.core as mx
 from worker.engine.caches import grouping
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
+from worker.engine.trees import held_bytes
 
 NOTHING_HEARD: Mapping[str, mx.array] = {}
 
@@ -246,5 +247,5 @@ class Flocks:
     @property
     def nbytes(self) -> int:
         """Bytes of all caches."""
-        own: int = sum(cache.nbytes for seat in self._own.values() for cache in seat.caches)
+        own = sum(held_bytes(cache) for seat in self._own.values() for cache in seat.caches)
         return own + sum(flock.nbytes for flock in self._flocks)

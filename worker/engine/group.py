@@ -14,6 +14,7 @@ from worker.engine.caches.gaps import gapped
 from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.row import Row
 from worker.engine.sampling.sampler import Drawing, Sampled, Sampler
+from worker.engine.trees import held_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +86,7 @@ class Group(Company):
     @property
     def nbytes(self) -> int:
         """Bytes of the caches."""
-        return sum(cache.nbytes for cache in self._own) if self._batch is None else self._batch.nbytes
+        return sum(held_bytes(cache) for cache in self._own) if self._batch is None else self._batch.nbytes
 
     def dispatch(self, model: nn.Module) -> Sequence[Job]:
         """Set out to feed every row its pending token and to draw the next one, which becomes pending.

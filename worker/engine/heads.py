@@ -177,6 +177,7 @@ class Heads:
 
     def row_bytes(self, tokens: int) -> int:
         """See `Drafter`."""
-        arguments = self._module.layers[0].self_attn
+        arguments, like = self._module.layers[0].self_attn, self._tap.last
         width = 2 * arguments.num_key_value_heads * arguments.head_dim * len(self._module.layers)
-        return columns_for(tokens) * int(width) * self._tap.last.dtype.size
+        kept = min(tokens, 2 * HEARD_TOKENS_MAX) * like.shape[-1]
+        return (columns_for(tokens) * int(width) + kept) * like.dtype.size

@@ -58,7 +58,7 @@ class Spacing:
 def foresee(matcher: LLMatcher, lexicon: Lexicon, spacing: Spacing, most: int) -> Foreseen:
     """At most so many tokens. Changes nothing."""
     tokens = _Walk(matcher, lexicon, spacing).tokens()[:most]
-    return Foreseen(tuple(tokens), _certain(matcher, lexicon, tokens))
+    return Foreseen(tuple(tokens), _certain(matcher, lexicon, tokens)) if tokens else Foreseen()
 
 
 class _Walk:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
     from worker.engine.following import Followers
     from worker.models.trials import Trials
+
+
+_TRAINED_KEYS = ("dflash_config", "speculators_model_type")
+_TRAINED_KINDS = ("eagle", "dflash", "dspark", "_mtp", "_assistant")
+"""What the configs of trained drafters have that those of language models have not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,19 @@ def find_draft(name: str) -> DraftModel:
 
 def _inspect(folder: Path, *, name: str) -> ModelConfig:
     config = read_config(folder, name)
+    if _is_trained(folder, config):
+        raise ModelError(f"{name}: drafters trained for one model are not run; name a small language model.")
     require_known(config, name)
     if not reads(config):
         raise ModelError(f"{name}: models of the architecture {config.architecture!r} cannot draft.")
     return config
+
+
+def _is_trained(folder: Path, config: ModelConfig) -> bool:
+    """It is no language model, but goes by what another one thinks: EAGLE, DFlash and their like."""
+    content = json.loads((folder / "config.json").read_bytes())
+    named = " ".join((config.architecture, *config.architectures)).lower()
+    return any(key in content for key in _TRAINED_KEYS) or any(kind in named for kind in _TRAINED_KINDS)
 
 
 def load_draft(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +29,7 @@ from worker.contract import (
 from worker.drafts import Drafter
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
+from worker.models.device import prepare_device
 from worker.models.drafting import DraftModel, find_draft, load_draft
 from worker.models.explain import describe, explain, explain_blindness, in_bytes
 from worker.models.fingerprint import fingerprint
@@ -51,6 +51,8 @@ TOKENIZERS = 3
 """One for each thread of the pool that prepares requests, and one to look into."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
+_UNCUT = "its answers depend on where a prompt is cut into parts, which upstream does at other places."
+"""Of mlx-vlm's alone: those that mlx-lm has too are served, and the log says so."""
 
 
 class ModelLoader:
@@ -109,7 +111,7 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
-        told = _versions(model.facts) | _preparing(folder, model.facts)
+        told = _versions(model.facts, config) | _preparing(folder, model.facts)
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
@@ -215,17 +217,19 @@ class ModelLoader:
         drafter: Drafter | None,
         progress: Progress,
     ) -> Model:
-        from worker.models.rehearsal import open_text
-
         if reads(config):
-            network, opened = load_weights(folder, progress), open_text
-        else:
-            from worker.models.vision import load_network
+            from worker.models.rehearsal import open_text
 
-            network, opened = load_network(folder), load_network
-            evaluate(network, progress)
+            network = load_weights(folder, progress)
+            self._laps.lap("weights")
+            return self._built(folder, config, network, open_text, tokenizers, drafter)
+        from worker.models.whole import like, load_network, try_text
+
+        network = load_network(folder)
+        evaluate(network, progress)
         self._laps.lap("weights")
-        return self._built(folder, config, network, opened, tokenizers, drafter)
+        try_text(network)
+        return self._built(folder, config, network, like(network), tokenizers, drafter)
 
     def _seeing(
         self,
@@ -236,7 +240,8 @@ class ModelLoader:
         progress: Progress,
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
-        from worker.models.vision import load_network, require_files, require_tower
+        from worker.models.vision import require_files, require_tower
+        from worker.models.whole import load_network
 
         laps = self._laps
         try:
@@ -296,6 +301,8 @@ class ModelLoader:
             lambda: find_abilities(stage_for(folder, network, opened)),
         )
         laps.lap("trial")
+        if not abilities.cut and not reads(config):
+            raise ModelError(_UNCUT)
         if drafter and not abilities.ahead:
             reasons = "; ".join(abilities.reasons)
             raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
@@ -364,9 +371,11 @@ def warm_up(engine: Engine, rows: int) -> None:
     engine.reset()
 
 
-def _versions(facts: Facts) -> dict[str, str]:
+def _versions(facts: Facts, config: ModelConfig) -> dict[str, str]:
     """Of what fills caches, and lays them out."""
-    libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
+    libraries = ["mlx", "mlx-lm"]
+    if facts.capabilities.images or not reads(config):
+        libraries.append("mlx-vlm")
     return {name: metadata.version(name) for name in libraries}
 
 
@@ -374,30 +383,3 @@ def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
     """How images are prepared: two with one digest are otherwise the same."""
     files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def prepare_device(budget: Budget) -> None:
-    """Settings of MLX that hold for the whole process."""
-    import mlx.core as mx
-
-    from worker.models import memory
-
-    memory.apply(budget)
-    if mx.default_device() == mx.cpu:
-        ensure_compiler()
-
-
-def ensure_compiler() -> None:
-    """On a CPU MLX fuses kernels with g++ when they are first used; where that fails, do without."""
-    import mlx.core as mx
-
-    if shutil.which("g++") is None:
-        mx.disable_compile()
-        log.info("no C++ compiler (g++) found: kernels are not fused, decoding is a little slower")
-        return
-    try:
-        mx.eval(mx.compile(lambda x: mx.exp(x) * 2 + x)(mx.zeros(4)))
-    except RuntimeError as error:
-        mx.disable_compile()
-        reason = str(error).splitlines()[0]
-        log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)

@@ -13,17 +13,17 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
 from worker.guides import Foreseen
 from worker.schedule.following import MODEL, USUAL, Following
+from worker.schedule.known import HELD, Known
 from worker.schedule.lookup import Draft, Lookup
-from worker.schedule.odds import HELD_TO, Costs, Odds, Rate, expected
+from worker.schedule.odds import Costs, Rate, expected
 from worker.schedule.rows import Row
+from worker.schedule.worth import Worth
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ _LENGTHS = (2, 4, 8, DRAFTED_MAX)
 _GUESSED_LENGTHS = (1, 2, 4, 7)
 DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
+FUTILE_STEPS = 8
+"""Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
+_SELDOM_STEPS = 16
 PATIENCE_STEPS_MAX = 6400
 """After so many steps without any, at the latest, guesses are tried again."""
 SETTLING_STEPS = 17
@@ -46,8 +49,6 @@ ANSWER_TOKENS = 256
 """For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
 
 
-HELD = "held"
-"""The source of drafts made of what an answer must say."""
 Foresee = Callable[[str, int], Foreseen]
 """See `contract.Engine.foresee`."""
 
@@ -57,36 +58,6 @@ class Tried(NamedTuple):
 
     right: int
     wrong: int
-
-
-@dataclass(slots=True)
-class _Source:
-    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `rate`: how often
-    guesses for it are right; `held`: how often what it is held to came as it was foreseen."""
-
-    lookup: Lookup
-    rate: Rate
-    seen: int = 0
-    odds: Odds = field(default_factory=Odds)
-    held: Rate = field(default_factory=partial(Rate, HELD_TO))
-
-    def expected(self, draft: Draft, count: int) -> float:
-        """How many of so many of its tokens are right."""
-        match draft.source:
-            case source if source == MODEL:
-                odds = self.rate.value
-            case source if source == HELD:
-                odds = self.held.value
-            case _:
-                odds = self.odds.of(draft.matched)
-        return expected(odds, min(count, len(draft.tokens)), draft.certain)
-
-    def learn(self, draft: Draft, right: int, tried: int) -> None:
-        """Of so many of its tokens so many were right. Of those that are certain nothing is learned."""
-        if draft.source != HELD:
-            self.odds.learn(draft.matched, right, tried)
-        elif right >= draft.certain and tried > draft.certain:
-            self.held.learn(right - draft.certain, tried - draft.certain)
 
 
 def _unforeseen(row: str, most: int) -> Foreseen:
@@ -108,7 +79,7 @@ class Drafting:
     def __init__(self, *, is_on: bool = True, following: Following | None = None) -> None:
         self._is_on = is_on
         self._following = following if is_on else None
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, Known] = {}
         self._costs = Costs(following.share if following else 0.0)
         self._found: dict[str, Draft] = {}
         """What costs nothing to find."""
@@ -116,6 +87,9 @@ class Drafting:
         """What is tried, of that or of guesses."""
         self._guesses = 0
         """Passes of the network in the step that is under way."""
+        self._worth = Worth()
+        self._futile = 0
+        """Steps on end for which rows were asked how they go on, and no draft was made."""
         self._since = SETTLING_STEPS
         self._running = 0
         self._idle, self._patience = 0, DOUBTED_STEPS
@@ -157,11 +131,17 @@ class Drafting:
     def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
         self._guesses = 0
+        is_resting = self._worth.is_resting
+        if is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
+            foresee = _unforeseen
         rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
         proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        choice, found = self._chosen(self._found, len(rows)), dict(self._found)
-        if self._following is not None and self._credit > 0:
+        choice = _Choice(0.0) if is_resting else self._chosen(self._found, len(rows))
+        if self._futile >= FUTILE_STEPS or any(draft.source == HELD for draft in self._found.values()):
+            self._futile = 0 if choice.length else self._futile + 1
+        found = dict(self._found)
+        if self._following is not None and self._credit > 0 and not is_resting:
             choice = self._guessed(self._following, choice, found, rooms, len(rows))
         drafts = {id: draft.first(choice.length) for id, draft in found.items()}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
@@ -176,13 +156,13 @@ class Drafting:
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
         return max(found, held, key=lambda draft: source.expected(draft, room))
 
-    def _source(self, row: Row) -> _Source:
+    def _source(self, row: Row) -> Known:
         """What is known of the row, brought up to date."""
         source = self._sources.get(row.id)
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
             rate = self._following.open() if self._following else Rate(USUAL)
-            source = self._sources[row.id] = _Source(Lookup(tokens), rate, len(row.answered))
+            source = self._sources[row.id] = Known(Lookup(tokens), rate, len(row.answered))
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         return source
@@ -204,11 +184,12 @@ class Drafting:
                 self._read(following, max(choice.speed, better.speed), found, open_, rows)
             if better.speed <= choice.speed:
                 return choice
-            found |= following.guess(better.asked, better.length)
+            guesses = following.guess(better.asked, better.length)
         except Exception:  # the drafter's boundary: nobody is to fail for what only makes him quicker
             log.exception("the draft model fails: there are no drafts of it any more")
             self._following = None
             return choice
+        found |= {row.id: guesses[row.id].first(rooms[row]) for row in better.asked if row.id in guesses}
         self._guesses = better.length
         return better
 
@@ -227,11 +208,12 @@ class Drafting:
         late = [row for row in hoped.asked if not following.is_near(row)]
         if hoped.speed <= speed or not late:
             return
-        row = min(late, key=following.seconds)
-        left = min(max(ANSWER_TOKENS, len(row.answered)), row.request.max_tokens - len(row.answered))
+        late.sort(key=following.seconds)
+        left = min(max(ANSWER_TOKENS, len(row.answered)) for row in late)
+        left = min(left, *(row.request.max_tokens - len(row.answered) for row in late))
         gain = min(self._credit, left * (1 - rows / hoped.speed))
-        if following.seconds(row) < gain * self._costs.plain(rows):
-            following.read(row)
+        if sum(map(following.seconds, late)) < gain * self._costs.plain(rows):
+            following.read(late)
 
     def _chosen(
         self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None
@@ -295,12 +277,17 @@ class Drafting:
             self._following.lap(seconds)
         if seconds is None:
             return
-        if (self._guesses or has_read) and (plain := self._costs.plain(rows)):
-            self._credit += tokens / rows - seconds / plain
+        plain, gained = self._costs.plain(rows), tokens / rows
+        if plain and (self._guesses or has_read):
+            self._credit += gained - seconds / plain
         self._credit = min(self._credit + CREDIT_STEP, CREDIT_MAX)
-        if has_read or is_turning:
+        if has_read:
             return
-        if self._drafts or self._since > SETTLING_STEPS:
+        if self._since > SETTLING_STEPS:
+            self._worth.pass_()
+        elif plain:
+            self._worth.learn(gained, seconds / plain)
+        if not is_turning and (self._drafts or self._since > SETTLING_STEPS):
             columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
             self._costs.learn(rows, columns, seconds, self._guesses)
 

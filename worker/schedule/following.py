@@ -67,12 +67,17 @@ class Following:
             id: Draft(tuple(tokens), source=MODEL) for id, tokens in self._drafter.draft(news, count).items()
         }
 
-    def read(self, row: Row) -> None:
-        """Catch up with the row by a chunk."""
-        done = self._drafter.length(row.id)
-        count = self._pace.budget(decoding=True).cut(row.length - done - 1, done)
-        self._drafter.read(row.id, _behind(row, done)[:count])
-        self._read = Work.call(1, count, done)
+    def read(self, rows: Sequence[Row]) -> None:
+        """Catch up with these rows, in order, as far as there is time; with the first by a chunk at least."""
+        budget = self._pace.budget(decoding=True)
+        for row in rows:
+            done = self._drafter.length(row.id)
+            count = budget.cut(row.length - done - 1, done)
+            if not count:
+                return
+            self._drafter.read(row.id, _behind(row, done)[:count])
+            budget.spend(Work.call(1, count, done))
+            self._read = budget.spent
 
     @property
     def has_read(self) -> bool:

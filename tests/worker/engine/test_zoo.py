@@ -4,14 +4,18 @@ whatever happens around them. `make zoo` plays every family that upstream has.""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.models.heads import HEADS
 from tests.oracle import Oracle
+from tests.worker import zoo
 from tests.worker.zoo import ARCHITECTURES, differences, load
+from worker.engine.ahead import AheadGroup
 from worker.engine.caches import grouping
 from worker.engine.heads import Heads
+from worker.engine.sampling.penalties import is_penalized
 
 ROWS = 9
 FIRST = 0
@@ -28,6 +32,7 @@ OTHERS = {
     "baichuan_m1": 1,
     "family-gpt_bigcode": 2,
     "family-minimax_m3_vl": 1,
+    "family-z1t": 1,
 }
 """The first seed of a scenario with so few rows in which rows are forked, restored, and cancelled or
 preempted, if it is another. `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
@@ -71,6 +76,9 @@ MECHANISMS = (
     *(name for name in ARCHITECTURES if name not in ALIKE),
     "family-gpt_bigcode",  # learned positions, found by one number for all rows
     "family-minimax_m3_vl",  # blocks of keys, cut where a row happens to lie
+    "family-cohere_compass",  # of mlx-vlm's: positions that it is told, in one axis
+    "family-minimax_m3",  # of mlx-vlm's: caches of its own class, which keep more than keys and values
+    "family-z1t",  # of mlx-vlm's: caches that do not say how large they are
 )
 
 
@@ -109,3 +117,25 @@ def test_rows_with_layers_that_guess_say_what_they_say_alone(oracle: Oracle) -> 
     model = load(HEADS, uses_heads=True)
     assert isinstance(model.engine.drafter, Heads)
     assert differences(model, HEADS, FIRST, oracle, ROWS, drafted=True) == []
+
+
+@pytest.mark.parametrize("architecture", ["dense", "hybrid", "sliding", "gpt_oss"])
+def test_so_do_rows_whose_drafts_are_all_drawn_at_once(
+    architecture: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No draw depends on the tokens before it: there are no grammars and no penalties."""
+    monkeypatch.setattr(zoo, "_grammar", lambda row: None)
+    draws = [draw for draw in zoo._DRAWS if not is_penalized(draw)]
+    monkeypatch.setattr(zoo, "_DRAWS", draws)
+    assert len(draws) > 2
+    drawn = 0
+    at_once = AheadGroup._drawn_at_once
+
+    def counted(group: AheadGroup, *given: Any) -> Any:
+        nonlocal drawn
+        drawn += 1
+        return at_once(group, *given)
+
+    monkeypatch.setattr(AheadGroup, "_drawn_at_once", counted)
+    assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []
+    assert drawn > 20

@@ -51,6 +51,8 @@ class Machine:
 
     drafting: Drafting
     column_s: float
+    between_s: float = 0.0
+    """What a step without drafts takes longer while those before it had some."""
     now: float = 0.0
     widths: list[int] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ class Machine:
             drafts = self.drafting.propose(going)
             self.widths.append(1 + max(map(len, drafts.values()), default=0))
             self.now += 1 + self.column_s * (self.widths[-1] - 1)
+            self.now += self.between_s * any(width > 1 for width in self.widths[-16:])
             said = {row.id: self._said(row, drafts.get(row.id, ()), answers[row.id]) for row in going}
             further = {id: [Drawn(token) for token in tokens[1:]] for id, tokens in said.items()}
             step = Step({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
@@ -186,6 +189,17 @@ def test_nothing_is_paid_for_what_is_never_right() -> None:
     row = row_of("a", [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 998, 997)])
     machine.play([row], {"a": misled})
     assert machine.drafting.rejected < 20
+
+
+def test_what_is_lost_between_drafts_ends_them_as_well() -> None:
+    dice = random.Random(8)
+    quotes = [FILE[at : at + 8] for at in range(0, 390, 10)]
+    # A quotation now and then, of a length that would pay, and much that is new.
+    answer = [t for quote in quotes for t in (*quote, *(dice.randrange(1000, 9000) for _ in range(12)))]
+    machine = Machine(Drafting(), column_s=0.05, between_s=1.0)
+    machine.play([row_of(str(number)) for number in range(2)], {"0": answer, "1": answer})
+    assert machine.drafting.accepted > 0
+    assert machine.now < 1.06 * len(answer) + 12
 
 
 def test_odds_begin_as_usual_and_become_what_is_seen() -> None:

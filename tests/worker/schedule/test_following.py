@@ -201,6 +201,25 @@ def test_one_that_fails_is_not_asked_again() -> None:
     assert played.drafting.propose(rows_of(played)) == {}
 
 
+def test_no_more_is_guessed_than_there_is_room_for() -> None:
+    played = house(1.0, rows=2, tokens=400)
+    played.play(rows_of(played))
+    free, bound = rows_of(played)
+    bound.roof = bound.length + 3
+    for row in (free, bound):
+        played.guesser.read(row.id, row.tokens[:-1])
+    most = {free.id: 0, bound.id: 0}
+    for _ in range(40):
+        drafts = played.drafting.propose([free, bound])
+        for id, draft in drafts.items():
+            most[id] = max(most[id], len(draft))
+        played.now += STEP_S
+        further = {id: [Drawn(token) for token in draft] for id, draft in drafts.items()}
+        played.drafting.learn(Step(dict.fromkeys(most, 1), {}, {}, further), 2, played.now)
+    assert most[bound.id] == 2
+    assert most[free.id] > 2
+
+
 def test_rows_with_images_or_without_leave_are_not_guessed_for() -> None:
     played = house(1.0, rows=2)
     for row in rows_of(played):

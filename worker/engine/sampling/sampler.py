@@ -91,6 +91,16 @@ class Sampler:
         self._forced = [index for index, row in enumerate(rows) if row.may_force]
         self._reported = [index for index, row in enumerate(rows) if row.draw.logprobs is not None]
 
+    @property
+    def is_memoryless(self) -> bool:
+        """Whether each row's token depends on its logits and its position alone, on no token before it."""
+        return not self._forced and not any(group.is_guided or group.penalties for group in self._groups)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all rows are."""
+        return not any(group.is_drawn for group in self._groups)
+
     def __call__(self, logits: mx.array, positions: Sequence[int], fed: mx.array | None = None) -> Sampled:
         """Draw from `logits` [rows, vocabulary], at least one row, at `positions` of the sequences.
 
@@ -191,6 +201,7 @@ class _Group:
         draws = [row.draw for row in chosen]
         self.members = members
         self.is_guided = needs.is_guided
+        self.is_drawn = needs.filters is not None
         self.penalties: Penalties | None = None
         if needs.is_penalized:
             self.penalties = Penalties(draws, [row.counts for row in chosen if row.counts])
