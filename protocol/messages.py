@@ -32,6 +32,7 @@ from protocol.parts import (
     Reuse,
     RowStatus,
     Sampling,
+    Sparse,
     Timings,
     Token,
     Tokenizing,
@@ -77,6 +78,8 @@ class Generate(Message, frozen=True):
     between requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be
     forgotten. Each thought of its answer is closed when it has `thinking_budget` tokens; None: none is.
     With `speculation` what it may say next is drafted, from its `prediction` too, which changes none of it.
+    `sparse`: how much of a long prompt is to be run; None: as is usual there. `left_out`: what of it the
+    worker before has left out, as it is to be again.
 
     `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
     deltas numbered from 0 again, as if nothing had happened; its usage counts them.
@@ -109,6 +112,8 @@ class Generate(Message, frozen=True):
     thinking_budget: Count | None = None
     speculation: bool = True
     prediction: str = ""
+    sparse: Sparse | None = None
+    left_out: list[tuple[Count, Count]] = []
     tokens: list[Token] | None = None
     suffix: str = ""
     source: Name = ""

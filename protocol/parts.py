@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 """Neither infinite nor NaN: no JSON document could hold those."""
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -140,7 +141,8 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts of a finished request. `cached_tokens`: how much of the prompt was not computed again.
     `reasoning_tokens`: how many of the completion's are thoughts, the markers around them left out. Of the
-    tokens that were drafted, `accepted_tokens` were right and `rejected_tokens` were not."""
+    tokens that were drafted, `accepted_tokens` were right and `rejected_tokens` were not. Of the prompt
+    `sparse_tokens` were left out."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -148,6 +150,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_tokens: Count = 0
     accepted_tokens: Count = 0
     rejected_tokens: Count = 0
+    sparse_tokens: Count = 0
 
 
 class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -158,16 +161,26 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decode_s: Seconds = 0.0
 
 
+class Sparse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of a prompt with more than `above` tokens only the share `keep` is to be run: what matters most to what
+    follows. 1: all of it."""
+
+    keep: Share = 0.3
+    above: Count = 8192
+
+
 class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of a prompt had been computed before.
 
     `tokens` of it were. `tier`: `disk` if any of it had to be read from there, else `ram`; `none` where
-    nothing was reused. `miss` says why it was not more; it is empty where all was.
+    nothing was reused. `miss` says why it was not more; it is empty where all was. `left_out`: the parts
+    of the prompt that are not run at all, each from one position to before another, in order.
     """
 
     tokens: Count = 0
     tier: str = "none"
     miss: str = ""
+    left_out: list[tuple[Count, Count]] = []
 
 
 class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):

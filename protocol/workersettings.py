@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import logs
+from protocol.parts import Share
 from protocol.settings import public_name
 from protocol.sizes import Size
 from protocol.tasks import Task
@@ -76,6 +77,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     draft_model: Annotated[
         str | None,
         Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
+    ] = None
+    sparse_prefill: Annotated[
+        Share | None,
+        Meta(
+            description="of prompts with more than 8,192 tokens only this share is run, chosen by the draft"
+            " model; none: all of it",
+        ),
     ] = None
     prefix_cache_ram: Annotated[
         Size | None,

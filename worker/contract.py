@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from protocol.messages import Generate
-from protocol.parts import CallDelta, Capabilities
-from worker.drafts import NO_DRAFTS, Drafter
+from protocol.parts import CallDelta, Capabilities, Sparse
+from worker.drafts import NO_DRAFTS, Drafter, Weigher
 from worker.guides import Foreseen, Grammar
 from worker.pictures import Blob, Picture
 from worker.texts import Encoder, TextsPreparer
@@ -86,7 +86,8 @@ class Prepared:
     answer may call, each name with the JSON schema of its arguments. `single_call`: it ends with its first.
     `pictures`: its images, in order; in `tokens` their keys stand for theirs, the last token is none of them.
     `speculation`: what it says next may be drafted, which changes nothing of it; it is likely to say much of
-    `prediction`.
+    `prediction`. `sparse`: how much of a long prompt is to be run; None: as is usual here. `left_out`: what
+    of it another worker has left out.
     """
 
     id: str
@@ -111,6 +112,8 @@ class Prepared:
     pictures: tuple[Picture, ...] = ()
     speculation: bool = True
     prediction: tuple[int, ...] = ()
+    sparse: Sparse | None = None
+    left_out: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +261,10 @@ class Engine(Protocol):
     """What must have been stored of a row to make it again; None where that cannot be done."""
     drafter: Drafter | None
     """Guesses what rows say next; who is dropped here is dropped there. None: there is none."""
+    weigher: Weigher | None
+    """Tells what matters of a prompt, as the drafter that it is. None: nobody does."""
+    can_leave_out: bool
+    """Whether parts of a prompt can be left out."""
 
     def look(self, picture: Picture) -> int:
         """Encode an image, wherever it stands; return the bytes that are kept of it. Returns when it is
@@ -279,6 +286,10 @@ class Engine(Protocol):
         The images that a chunk has a part of must be kept: see `look`. A row with images is run by itself.
         If this raises, their caches are lost: drop them.
         """
+
+    def leave_out(self, row: str, tokens: int) -> None:
+        """So many of the tokens before those that are run next are not run: what follows stands where it
+        would. Nothing of the row can be stored, or drafted."""
 
     def fork(self, row: str, copy: str) -> None:
         """`copy` begins where `row`, which is not started, stands: their prompts are equal up to there."""

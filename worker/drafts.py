@@ -44,3 +44,11 @@ class Drafter(Protocol):
 
     def row_bytes(self, tokens: int) -> int:
         """Bytes that the caches of one row of so many tokens will take."""
+
+
+class Weigher(Drafter, Protocol):
+    """A drafter that can tell what it has looked at."""
+
+    def weigh(self, row: str, last: int) -> Sequence[float]:
+        """How much each token that the row has read matters to what comes behind `last`, the one after them.
+        The row stays as it is."""

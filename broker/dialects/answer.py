@@ -67,6 +67,7 @@ class Ends:
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             # The copies of a prompt are prefilled once: what they share is no cache hit of the request's.
             cached_tokens=sum(min(usage.cached_tokens for usage in group) for group in groups),
+            sparse_tokens=sum(group[0].sparse_tokens for group in groups),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
             accepted_tokens=sum(usage.accepted_tokens for usage in usages),
             rejected_tokens=sum(usage.rejected_tokens for usage in usages),

@@ -15,7 +15,7 @@ from broker.dialects.chat_body import Body
 from broker.dialects.forms import form_of
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, stop_strings, template_kwargs
+from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
 from protocol.conversation import pack
 from protocol.messages import Accepted, Generate, Scored
 from protocol.parts import CallDelta, Delta, Media
@@ -52,6 +52,7 @@ def generate(
         cache_pin=bool(body.cache_pin),
         thinking_budget=body.thought_tokens_max,
         speculation=body.speculation is not False,
+        sparse=sparse_of(body.sparse_prefill),
         prediction=body.prediction.text if body.prediction else "",
         form=form_of(body),
         calling=offer.calling,

@@ -11,7 +11,7 @@ from broker.dialects.body import check_range, decode, encode, encode_text, refus
 from broker.dialects.echo import Echo
 from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.logprobs import LegacyLogprobs
-from broker.dialects.parameters import CHOICES_MAX, check, copies, sampling, stop_strings
+from broker.dialects.parameters import CHOICES_MAX, check, copies, sampling, sparse_of, stop_strings
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Generate, Scored
 from protocol.parts import Delta
@@ -116,6 +116,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
             ignore_eos=bool(body.ignore_eos),
             speculation=body.speculation is not False,
+            sparse=sparse_of(body.sparse_prefill),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             cache_pin=bool(body.cache_pin),

@@ -34,6 +34,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.sparse_tokens:
+        document["prompt_tokens_details"]["sparse_tokens"] = usage.sparse_tokens
     details = {
         "reasoning_tokens": usage.reasoning_tokens,
         "accepted_prediction_tokens": usage.accepted_tokens,

@@ -13,7 +13,7 @@ from msgspec import Struct
 from broker.dialects.body import check_range, refuse
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Sampling
+from protocol.parts import Sampling, Sparse
 
 CHOICES_MAX = 16
 TOP_LOGPROBS_MAX = 20
@@ -52,7 +52,8 @@ class Parameters(Struct, kw_only=True):
     `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (of those that wait, the smallest is
     served first) are extensions, named as elsewhere; so are `cache_salt` (prefixes are shared between
     requests with the same one only) and `cache_pin` (those of this request are the last to be forgotten).
-    Without `speculation` nothing is drafted of an answer, which changes nothing but how fast it comes.
+    Without `speculation` nothing is drafted of an answer, which changes nothing but how fast it comes. With
+    `sparse_prefill` of a long prompt only a part is run, which may change the answer.
     """
 
     model: str | None = None
@@ -73,6 +74,7 @@ class Parameters(Struct, kw_only=True):
     repetition_penalty: float | None = None
     priority: int | None = None
     speculation: bool | None = None
+    sparse_prefill: bool | Sparse | None = None
     min_tokens: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
@@ -106,6 +108,13 @@ def _check_logit_bias(biases: dict[str, float]) -> None:
             message = f"'logit_bias' maps token ids to numbers, and {token[:32]!r} is no token id."
             raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
         check_range("logit_bias", bias, -100, 100)
+
+
+def sparse_of(wish: bool | Sparse | None) -> Sparse | None:
+    """What is to be run of a long prompt; None: as is usual there."""
+    if wish is None or isinstance(wish, Sparse):
+        return wish
+    return Sparse() if wish else Sparse(keep=1.0)
 
 
 def stop_strings(body: Parameters) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -47,7 +48,9 @@ class Flights:
         if isinstance(flight.request, Embed | Rank):
             answered = sorted(flight.answered)
             return replace(flight.request, id=id, deadline_s=deadline_s, answered=answered)
-        told = {"resume": list(flight.tokens), "scored": flight.scored}
+        told: dict[str, Any] = {"resume": list(flight.tokens), "scored": flight.scored}
+        if flight.reuse is not None:
+            told["left_out"] = flight.reuse.left_out  # another worker might choose other parts
         return replace(flight.request, id=id, deadline_s=deadline_s, **told)
 
     def leave(self, flight: Flight, now: float) -> None:

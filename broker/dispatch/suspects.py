@@ -84,7 +84,7 @@ def fingerprint(request: Request, model: str) -> bytes:
     told: dict[str, object] = {"answered": []}
     if isinstance(request, Generate):
         sampling = msgspec.structs.replace(request.sampling, seed=0)
-        told = {"sampling": sampling, "resume": [], "scored": 0}
+        told = {"sampling": sampling, "resume": [], "scored": 0, "left_out": []}
     bare = msgspec.structs.replace(request, id="", incarnation="", source="", **told)
     try:
         return hashlib.sha256(_encode((model, bare))).digest()

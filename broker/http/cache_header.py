@@ -5,8 +5,8 @@
 `hit`: so many tokens of the prompt, of so many, had been computed before. `tier`: where they were, `ram`,
 `disk` (some of them at least) or `none`. `miss`: why it was not more, one word of letters, digits and `_.:-`;
 `none` where nothing was left, `unreported` where the worker does not say. Of several prompts the numbers are
-sums, and `miss` is that of the first prompt that has one. As in `usage`, a prompt with several answers counts
-once.
+sums, and `miss` is that of the first prompt that has one. `sparse`: so many tokens
+were left out of it, if any were. As in `usage`, a prompt with several answers counts once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def header(flights: Sequence[Flight], prompts: int) -> bytes | None:
     tiers = {reuse.tier for reuse, _ in known}
     tier = next((tier for tier in ("disk", "ram") if tier in tiers), "none")
     miss = next((reuse.miss for reuse, _ in known if reuse.miss), "none")
-    return f"hit={hit}/{total}; tier={tier}; miss={_word(miss)}".encode()
+    told = f"hit={hit}/{total}; tier={tier}; miss={_word(miss)}"
+    sparse = sum(last - first for reuse, _ in known for first, last in reuse.left_out)
+    return f"{told}; sparse={sparse}".encode() if sparse else told.encode()
 
 
 def _group(flights: Sequence[Flight]) -> tuple[Reuse, int] | None:

@@ -53,6 +53,7 @@ WORKER_FLAGS = (
     "image_cache",
     "speculation",
     "draft_model",
+    "sparse_prefill",
     "drain_timeout_s",
     "curve_keys",
     "log_format",

@@ -13,6 +13,7 @@ from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
+from protocol.parts import Share
 from protocol.settings import public_name
 from protocol.sizes import Size
 from protocol.wire import MEDIA_FRAMES_MAX
@@ -152,6 +153,13 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     draft_model: Annotated[
         str | None,
         Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
+    ] = None
+    sparse_prefill: Annotated[
+        Share | None,
+        Meta(
+            description="of prompts with more than 8,192 tokens run only this share, chosen by the draft"
+            " model (default: all)",
+        ),
     ] = None
     image_cache: Annotated[
         Size | None,

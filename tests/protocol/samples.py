@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import get_args
 
+from msgspec.structs import replace
+
 from protocol import wire
 from protocol.conversation import pack
 from protocol.messages import (
@@ -55,6 +57,7 @@ from protocol.parts import (
     Reuse,
     RowStatus,
     Sampling,
+    Sparse,
     Timings,
     Tokenizing,
     TopPrefix,
@@ -67,6 +70,7 @@ DECODERS = {"to_worker": wire.decode_to_worker, "to_gateway": wire.decode_to_gat
 
 GATEWAY, WORKER = "6761746577617931", "776f726b65723031"
 REUSE = Reuse(tokens=256, tier="disk", miss="diverged")
+SPARSELY = replace(REUSE, left_out=[(64, 96), (128, 70000)])
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
 
 FULL: list[Message] = [
@@ -117,6 +121,8 @@ FULL: list[Message] = [
         thinking_budget=1024,
         speculation=False,
         prediction="def 駅(): ...",
+        sparse=Sparse(keep=0.25, above=70000),
+        left_out=[(64, 96), (128, 70000)],
         tokens=[1, 151643],
         suffix="\n    return 駅",
         source="prompt[1]",
@@ -199,7 +205,7 @@ FULL: list[Message] = [
                 answered=12,
                 seconds=2.5,
                 first_token_s=0.25,
-                reuse=REUSE,
+                reuse=SPARSELY,
                 preemptions=2,
             ),
             RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
@@ -238,7 +244,7 @@ FULL: list[Message] = [
         tokens=[1, 151643],
         pieces=["<s>", "駅"],
     ),
-    Reused(incarnation=WORKER, id="chatcmpl-1", reuse=REUSE),
+    Reused(incarnation=WORKER, id="chatcmpl-1", reuse=SPARSELY),
     Scored(
         incarnation=WORKER,
         id="chatcmpl-1",
@@ -280,6 +286,7 @@ FULL: list[Message] = [
             reasoning_tokens=48,
             accepted_tokens=40,
             rejected_tokens=5,
+            sparse_tokens=70000,
         ),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
         stop="</end>",
@@ -989,6 +996,24 @@ BEFORE_REPLICAS: list[Message] = [
 ]
 """As `FULL` before several workers of a model were told apart."""
 
+
+def _whole(message: Message) -> Message:
+    """A message of `FULL` without what is told of parts of a prompt that are left out."""
+    match message:
+        case Generate():
+            return replace(message, sparse=None, left_out=[])
+        case Heartbeat(rows=rows):
+            return replace(message, rows=[replace(row, reuse=REUSE if row.reuse else None) for row in rows])
+        case Reused():
+            return replace(message, reuse=REUSE)
+        case Finished(usage=usage):
+            return replace(message, usage=replace(usage, sparse_tokens=0))
+    return message
+
+
+BEFORE_SPARSE: list[Message] = [whole for message in FULL if (whole := _whole(message)) != message]
+"""As `FULL` before parts of a prompt could be left out."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -1008,6 +1033,7 @@ KINDS = {
     "before_sources": BEFORE_SOURCES,
     "before_laps": BEFORE_LAPS,
     "before_replicas": BEFORE_REPLICAS,
+    "before_sparse": BEFORE_SPARSE,
 }
 
 

@@ -26,7 +26,7 @@ from worker.contract import (
     Step,
     Targets,
 )
-from worker.drafts import NO_DRAFTS, Drafter
+from worker.drafts import NO_DRAFTS, Drafter, Weigher
 from worker.guides import Foreseen
 from worker.pictures import MEDIA_KEYS, Blob, Picture
 from worker.prefixes.index import PrefixIndex
@@ -86,6 +86,8 @@ class ScriptedEngine:
     """Lets time pass for a step with so many rows, or a prefill of so many tokens."""
     shape: Shape | None = None
     drafter: Drafter | None = None
+    weigher: Weigher | None = None
+    can_leave_out: bool = False
     restored: dict[str, int] = field(default_factory=dict)
     """How many tokens each row was last restored with."""
     scored: dict[str, list[int]] = field(default_factory=dict)

@@ -25,13 +25,15 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
-from worker.drafts import NO_DRAFTS, Drafter
+from worker.drafts import NO_DRAFTS, Drafter, Weigher
 from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
+from worker.engine.caches.gaps import gapped
 from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
+from worker.engine.following import Followers
 from worker.engine.group import Group, Member
 from worker.engine.hearing import Deaf, Ear
 from worker.engine.sampling.helpers import Helpers, Job
@@ -76,8 +78,12 @@ class BatchEngine:
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
         self.drafter = drafter
+        self.can_leave_out = self.abilities.sparse
+        self.weigher: Weigher | None = drafter if isinstance(drafter, Followers) else None
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
+        self._gaps: dict[str, int] = {}
+        """Tokens that were left out, of rows that are prefilled."""
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
@@ -120,7 +126,8 @@ class BatchEngine:
         else:
             for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
-                self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
+                given = gapped(caches, self._gaps.get(row, 0))
+                self._model(mx.array([list(tokens)], mx.uint32), cache=given)
                 self._ear.hear([row], [len(tokens)])
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
@@ -133,8 +140,14 @@ class BatchEngine:
         self._ear.skip(row, len(tokens))
         return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
+    def leave_out(self, row: str, tokens: int) -> None:
+        """See `contract.Engine`."""
+        self._gaps[row] = self._gaps.get(row, 0) + tokens
+        self._ear.skip(row, tokens)
+
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""
+        self._gaps |= {copy: self._gaps[row]} if row in self._gaps else {}
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
         self._sight.copy(row, copy)
@@ -145,7 +158,8 @@ class BatchEngine:
         caches = self._prefilling.pop(row, None) or self._fresh()
         drawing = Row(draw, self._sight.ids(row, tokens), prompt_tokens)
         token = mx.array([tokens[-1]], mx.uint32)
-        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row))
+        gap = self._gaps.pop(row, 0)
+        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row), gap)
         self._members[row] = member
         self._joining.append(member)
 
@@ -196,14 +210,18 @@ class BatchEngine:
         unread, self._unread = self._unread, []
         self._reseat()
         drafts = drafts if self.abilities.ahead else NO_DRAFTS
-        turning = [group for group in self._groups if any(m.name in drafts for m in group.members)]
+        turning = [
+            group for group in self._groups if any(m.name in drafts and not m.gap for m in group.living)
+        ]
         self._groups = [group for group in self._groups if group not in turning]
         questions = [question for group in self._groups for question in self._dispatched(group)]
         step = self._read(unread)
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
         for group in turning:
-            self._ahead.board(group.detach(self._fresh))
+            members = group.detach(self._fresh)
+            self._ahead.board([member for member in members if not member.gap])
+            self._joining += [member for member in members if member.gap]
         self._advance(1)
         return self._ahead.run(step, drafts, self._helpers)
 
@@ -241,6 +259,7 @@ class BatchEngine:
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""
         self._prefilling.pop(row, None)
+        self._gaps.pop(row, None)
         self._sight.drop(row)
         if self.drafter is not None:
             self.drafter.drop(row)
@@ -258,6 +277,7 @@ class BatchEngine:
         """See `contract.Engine`."""
         for held in (
             self._prefilling,
+            self._gaps,
             self._members,
             self._joining,
             self._groups,
@@ -287,7 +307,9 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
-        self._joining = self._ahead.reseat(self._joining)
+        dense = [member for member in self._joining if not member.gap]
+        sparse = [member for member in self._joining if member.gap]
+        self._joining = [*self._ahead.reseat(dense), *sparse]
         if not self._joining and not any(group.has_holes for group in self._groups):
             return
         joining, self._joining = self._joining, []
@@ -305,20 +327,20 @@ class BatchEngine:
 
     def _placed(self, joining: list[Member]) -> list[list[Member]]:
         """Who joins which group; groups are added and formed anew as memory asks for it."""
-        lengths = [[member.length for member in group.living] for group in self._groups]
+        lengths = [[member.columns for member in group.living] for group in self._groups]
         coming: list[list[Member]] = [[] for _ in self._groups]
-        for member in sorted(joining, key=lambda member: -member.length):
-            place = grouping.place(lengths, member.length)
+        for member in sorted(joining, key=lambda member: -member.columns):
+            place = grouping.place(lengths, member.columns)
             if place == len(lengths):
                 self._groups.append(Group())
                 lengths.append([])
                 coming.append([])
-            lengths[place].append(member.length)
+            lengths[place].append(member.columns)
             coming[place].append(member)
         if grouping.is_fine(lengths):
             return coming
         everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
-        parts = grouping.partition([member.length for member in everybody])
+        parts = grouping.partition([member.columns for member in everybody])
         self._groups = [Group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
 

@@ -188,6 +188,11 @@ class Flocks:
         mx.eval([cache.state for cache in seat.caches])
         seat.length += len(tokens)
 
+    def own(self, row: str) -> RowCaches:
+        """The caches of a row that has read something, and guessed nothing yet."""
+        caches: RowCaches = self._own[row].caches
+        return caches
+
     def draft(
         self, news: Mapping[str, Sequence[int]], count: int, heard: Mapping[str, mx.array] = NOTHING_HEARD
     ) -> Mapping[str, Sequence[int]]:

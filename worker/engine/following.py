@@ -12,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.caches.cost import row_cost
 from worker.engine.flock import Flocks
+from worker.engine.weighing import weigh
 
 
 class Followers:
@@ -52,6 +53,11 @@ class Followers:
     def draft(self, news: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
         """See `Drafter`."""
         return self._flocks.draft(news, count)
+
+    def weigh(self, row: str, last: int) -> Sequence[float]:
+        """See `drafts.Weigher`."""
+        weights: Any = weigh(self._model, self._flocks.own(row), last).tolist()
+        return list(weights)
 
     def drop(self, row: str) -> None:
         """See `Drafter`."""

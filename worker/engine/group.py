@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from worker.engine.caches.batch import Batch, RowCaches
+from worker.engine.caches.gaps import gapped
 from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.row import Row
 from worker.engine.sampling.sampler import Drawing, Sampled, Sampler
@@ -21,7 +22,8 @@ class Member:
     """A started row.
 
     `length`: tokens of its sequence, with the pending one, which is not in its caches yet. `token`: that one,
-    [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`.
+    [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gap`: so many
+    of its tokens were left out of its caches.
     """
 
     name: str
@@ -30,7 +32,18 @@ class Member:
     token: mx.array | None
     caches: RowCaches
     shift: int = 0
+    gap: int = 0
     dropped: bool = False
+
+    @property
+    def held(self) -> int:
+        """Tokens in its caches."""
+        return self.columns - 1
+
+    @property
+    def columns(self) -> int:
+        """Tokens in its caches when it has been fed the pending one."""
+        return self.length - self.gap
 
 
 def shifts_of(members: Sequence[Member]) -> dict[str, mx.array]:
@@ -82,7 +95,7 @@ class Group(Company):
         no row has a grammar.
         """
         assert self._sampler is not None
-        caches = self._own if self._batch is None else self._batch.caches
+        caches = gapped(self._own, self.members[0].gap) if self._batch is None else self._batch.caches
         logits = model(self._tokens[:, None], cache=caches, **shifts_of(self.members))[:, -1, :]
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
@@ -123,7 +136,8 @@ class Group(Company):
             order = self._seat_around_own(joining, fresh)
         else:
             leaving = [place for place, member in enumerate(self.members) if member.dropped]
-            order = self._batch.reseat(leaving, [m.caches for m in joining], [m.length - 1 for m in joining])
+            held, gaps = [m.held for m in joining], [m.gap for m in joining]
+            order = self._batch.reseat(leaving, [m.caches for m in joining], held, gaps)
         everybody = [*self.members, *joining]
         tokens = [self._tokens, *(member.token for member in joining if member.token is not None)]
         self._tokens = mx.concatenate(tokens)[mx.array(list(order), mx.int32)] if order else tokens[0][:0]
@@ -143,7 +157,8 @@ class Group(Company):
         self._own = kept[0] if len(kept) == 1 else []
         if len(kept) > 1:
             self._batch = Batch(fresh())
-            self._batch.reseat([], kept, [everybody[row].length - 1 for row in order])
+            seated = [everybody[row] for row in order]
+            self._batch.reseat([], kept, [m.held for m in seated], [m.gap for m in seated])
         return order
 
     def source(self, member: Member) -> tuple[RowCaches | Batch, int]:

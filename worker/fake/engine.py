@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
-from worker.drafts import NO_DRAFTS, Drafter
+from worker.drafts import NO_DRAFTS, Drafter, Weigher
 from worker.fake.pictures import FakeSight
 from worker.fake.script import Script
 from worker.guides import Foreseen
@@ -42,6 +42,8 @@ class FakeEngine:
     step_ms: float
     shape: Shape | None = field(default_factory=Shape)
     drafter: Drafter | None = None
+    weigher: Weigher | None = None
+    can_leave_out: bool = False
     rows: dict[str, FakeRow] = field(default_factory=dict)
     sight: FakeSight = field(default_factory=FakeSight)
 
@@ -65,6 +67,9 @@ class FakeEngine:
             self.sight.ran(row, tokens)
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
         return {row: [_likelihood(token, of.top) for token in of.tokens] for row, of in targets.items()}
+
+    def leave_out(self, row: str, tokens: int) -> None:
+        """Rows have no caches here."""
 
     def fork(self, row: str, copy: str) -> None:
         """Rows have no caches here."""

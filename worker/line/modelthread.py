@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from protocol.messages import Loading, Message, Ready, Request
-from protocol.parts import Resources
+from protocol.parts import Resources, Sparse
 from protocol.tasks import require, task_of
 from protocol.workersettings import WorkerSettings
 from worker.config import prefix_folder
@@ -30,6 +30,7 @@ from worker.schedule.loop import Loop
 from worker.schedule.pace import Pace
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler
+from worker.schedule.sparse import Thinning
 from worker.schedule.store import Limits, open_store
 from worker.texts import TextsPreparer
 
@@ -144,6 +145,7 @@ class ModelThread:
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
             drafting=_drafting(settings, model),
+            thinning=_thinning(settings, model),
             device_memory=self._device_memory,
         )
 
@@ -171,6 +173,17 @@ class ModelThread:
         log.info("ready in %.2f s: %s", self._laps.total_s, self._laps)
         self._ready = msgspec.structs.replace(ready, start_s=self._laps.rounded())
         self._outbox.put(self._ready)
+
+
+def _thinning(settings: WorkerSettings, model: Model) -> Thinning:
+    keep = settings.sparse_prefill
+    return Thinning(
+        model.engine.weigher,
+        None if keep is None else Sparse(keep=keep),
+        is_able=model.engine.can_leave_out,
+        target_s=settings.inter_token_target_s,
+        tokens_max=settings.prefill_tokens,
+    )
 
 
 def _drafting(settings: WorkerSettings, model: Model) -> Drafting:

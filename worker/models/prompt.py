@@ -116,6 +116,8 @@ class TextPreparer:
             tools={tool.name: tool.schema for tool in offered(conversation)},
             single_call=request.calling is not None and request.calling.single,
             speculation=request.speculation,
+            sparse=request.sparse,
+            left_out=tuple(request.left_out),
             prediction=tuple(self._encode(request.prediction, "prediction", special=False)),
             pictures=laid.pictures,
         )

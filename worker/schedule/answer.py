@@ -109,6 +109,7 @@ class Answer:
             prompt_tokens=len(self.row.request.tokens),
             completion_tokens=len(self.row.answered),
             cached_tokens=self.row.reuse.tokens if self.row.reuse else 0,
+            sparse_tokens=sum(last - first for first, last in self.row.left_out),
             reasoning_tokens=self.pipeline.reasoning_tokens,
             accepted_tokens=self.accepted,
             rejected_tokens=self.rejected,

@@ -310,7 +310,7 @@ class Drafting:
 
 def _room(row: Row) -> int:
     """How many tokens may be drafted for a row."""
-    if not row.request.speculation:
+    if row.sparse or not row.request.speculation:
         return 0
     return min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
 

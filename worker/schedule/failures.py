@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from protocol.errors import Code, RequestError
 from worker.contract import Draw, Engine
 
 log = logging.getLogger(__name__)
@@ -48,3 +49,9 @@ class Failures:
             self.count(failure)
         finally:
             engine.drop(PROBE)
+
+
+def engine_error(error: Exception) -> RequestError:
+    """What a request is told that the model failed on."""
+    wording = f"The model failed on this request ({type(error).__name__})."
+    return RequestError(Code.ENGINE_ERROR, wording)

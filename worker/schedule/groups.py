@@ -63,7 +63,7 @@ def form_groups(
 
 def is_short(row: Row, match: Match | None) -> bool:
     """Whether all of its prompt may be run in one call with others."""
-    fresh = match is None and not row.cuts and not row.pictures and row.prefilled == 0
+    fresh = match is None and not row.cuts and not row.pictures and not row.sparse and row.prefilled == 0
     return fresh and 0 < row.left <= SHORT_TOKENS_MAX
 
 

@@ -19,17 +19,19 @@ from functools import partial
 from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.parts import Delta, Resources, Reuse
-from worker.contract import Drawn, Likelihood, Model, Prepared, Step, Targets
+from worker.contract import Drawn, Likelihood, Model, Prepared, Step
 from worker.schedule import scoring
 from worker.schedule.admission import AdmissionWindow
 from worker.schedule.answer import Answer
 from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
 from worker.schedule.counters import TOLD_EVERY_S, Counters
 from worker.schedule.drafting import Drafting
-from worker.schedule.failures import Failures
+from worker.schedule.failures import Failures, engine_error
 from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Chunk, Group, Look, Phase, Row
 from worker.schedule.scheduler import Scheduler
+from worker.schedule.shown import forget, show
+from worker.schedule.sparse import Thinning
 from worker.schedule.store import Store
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Loop:
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     drafting: Drafting = field(default_factory=Drafting)
+    thinning: Thinning = field(default_factory=Thinning)
     device_memory: Callable[[], Resources] = Resources
     _answers: dict[str, Answer] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
@@ -113,12 +116,8 @@ class Loop:
             case Clear(id):
                 ram, disk = self.store.clear() if self.store else (0, 0)
                 digests, images = self.scheduler.forget_images()
-                self._forget_images(digests)
+                forget(self.model.engine, digests)
                 self.publisher.cleared(id, ram + images, disk)
-
-    def _forget_images(self, digests: Sequence[str]) -> None:
-        for digest in digests:
-            self.model.engine.forget(digest)
 
     def _submit(self, request: Prepared) -> None:
         if self.scheduler.get(request.id) is not None:
@@ -129,17 +128,20 @@ class Loop:
         self.admission.arrived(now, resumed=bool(request.resume))
         try:
             pipeline = self.model.open_pipeline(request)
-            row = self.scheduler.add(request, now)
+            wish = self.thinning.wish(request)
+            row = self.scheduler.add(request, now, sparse=wish is not None)
             answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
             ended = answer.replay()
         except RequestError as error:
             self.publisher.failed(request.id, error)
         except Exception as error:  # the request boundary: its fault, its failure
             log.exception("%s: no output pipeline", request.id, extra=about(request.id))
-            self._fail_row(request.id, _engine_error(error))
+            self._fail_row(request.id, engine_error(error))
         else:
             if ended is not None:
                 self._finish(request.id, ended)
+            elif wish is not None:
+                self.thinning.hold(row, wish)
             elif self.store:
                 self.store.fetch(row)
 
@@ -152,6 +154,7 @@ class Loop:
                 self.store.keep_ended(row)
         self.model.engine.drop(id)
         self.drafting.drop(id)
+        self.thinning.drop(id)
         self._answers.pop(id, None)
 
     # --- steps ---
@@ -177,6 +180,8 @@ class Loop:
                 break  # a cancel need not wait for the rest, which is planned again
         if plan.look:
             self._look(plan.look)
+        elif not plan.groups and len(self.thinning):
+            self._thin(decoding=bool(decodes))
         if not decodes:
             self.scheduler.lap(self.clock(), decoded=False)
         self.counters.steps += 1
@@ -196,7 +201,7 @@ class Loop:
             self._answers[id].tried(*tried)
         for id, failure in step.failed.items():
             log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
-            self._fail_row(id, _engine_error(failure))
+            self._fail_row(id, engine_error(failure))
         if step.tokens:
             self._failures.clear()
             self._hand_out(step)
@@ -215,7 +220,7 @@ class Loop:
                 delta, reason = answer.gain(run, partial(self.scheduler.answered, answer.row))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", id, extra=about(id))
-                self._fail_row(id, _engine_error(error))
+                self._fail_row(id, engine_error(error))
                 continue
             deltas.append(delta)
             if reason is not None:
@@ -228,7 +233,7 @@ class Loop:
 
     def _look(self, look: Look) -> None:
         """Encode an image. If that fails, the row it was planned for does; others who have it try again."""
-        self._forget_images(look.forgotten)
+        forget(self.model.engine, look.forgotten)
         if self.scheduler.get(look.row.id) is None:
             return  # failed since
         try:
@@ -237,7 +242,19 @@ class Loop:
             log.exception("%s: an image cannot be encoded", look.row.id)
             self._fail_prefill(look.row, error)
         else:
-            self._forget_images(self.scheduler.looked(look.row, look.picture, nbytes))
+            forget(self.model.engine, self.scheduler.looked(look.row, look.picture, nbytes))
+
+    def _thin(self, *, decoding: bool) -> None:
+        """Read a chunk of a prompt that is to be weighed. If that fails, its request does."""
+        row = self.thinning.first
+        try:
+            if self.thinning.read(row, self.clock, decoding=decoding):
+                self.scheduler.release(row.id)
+        except Exception as error:  # the request boundary
+            log.exception("%s: cannot be weighed", row.id, extra=about(row.id))
+            self._fail_row(row.id, engine_error(error))
+        self.drafting.interrupt()
+        self.scheduler.lap(self.clock(), decoded=None)
 
     def _prefill(self, group: Group) -> None:
         now = self.clock()
@@ -248,11 +265,11 @@ class Loop:
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         found: Mapping[str, Sequence[Likelihood]] = {}
         try:
-            self._show(group)
+            show(self.model.engine, group)
             if not self._restore(group):
                 return  # planned again
             if chunks:
-                found = self.model.engine.prefill(chunks, self._targets(group))
+                found = self.model.engine.prefill(chunks, scoring.asked_of(group, self.scheduler.relatives))
         except Exception as error:  # the request boundary
             log.exception("%s: prefill failed", ", ".join(chunks))
             self._retry_apart(group, error)
@@ -269,14 +286,6 @@ class Loop:
             if chunk.last:
                 self._start(chunk)
 
-    def _targets(self, group: Group) -> dict[str, Targets]:
-        asked = {
-            chunk.row.id: scoring.targets_of(chunk, self.scheduler.relatives(chunk.row))
-            for chunk in group
-            if not chunk.row.is_scored
-        }
-        return {id: targets for id, targets in asked.items() if targets is not None}
-
     def _tell_scored(self, row: Row, likelihoods: Sequence[Likelihood]) -> None:
         """Tell each row of a family what one has found out of their prompt."""
         known = scoring.known_of(row, likelihoods)
@@ -285,17 +294,11 @@ class Loop:
                 parts = list(scoring.parts_of(self._answers[other.id], known))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", other.id, extra=about(other.id))
-                self._fail_row(other.id, _engine_error(error))
+                self._fail_row(other.id, engine_error(error))
                 continue
             other.scored += len(known)
             for first, tokens in parts:
                 self.publisher.scored(other.id, first, tokens)
-
-    def _show(self, group: Group) -> None:
-        """Tell the engine which images rows have whose caches begin now, for the first time or anew."""
-        for row in (chunk.row for chunk in group):
-            if row.pictures and not row.prefilled:
-                self.model.engine.show(row.id, row.tokens, row.pictures)
 
     def _restore(self, group: Group) -> bool:
         """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
@@ -313,7 +316,7 @@ class Loop:
         tokens, tier = (match.length, match.tier) if match else (0, "none")
         if self.store:
             self.store.count(row, match, miss)
-        reuse = Reuse(tokens=tokens, tier=tier, miss=miss)
+        reuse = Reuse(tokens=tokens, tier=tier, miss=miss, left_out=list(row.left_out))
         # Copies are told with the row that runs for them: what they take from it was computed once.
         for told in (row, *chunk.copies):
             told.reuse = reuse
@@ -365,7 +368,7 @@ class Loop:
         log.error("step failed", exc_info=error)
         for row in self.scheduler:
             if row.phase is Phase.DECODE:
-                self._fail_row(row.id, _engine_error(error))
+                self._fail_row(row.id, engine_error(error))
         self.model.engine.reset()
         self.scheduler.rewind()
         self.scheduler.lap(self.clock(), decoded=None)
@@ -373,7 +376,7 @@ class Loop:
 
     def _fail_prefill(self, row: Row, error: Exception) -> None:
         """The prompt's fault, unless the engine cannot prefill anything else either."""
-        self._fail_row(row.id, _engine_error(error))
+        self._fail_row(row.id, engine_error(error))
         self._failures.probe(self.model.engine)
 
     def _count_rows(self) -> None:
@@ -393,8 +396,3 @@ class Loop:
             self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status
             self.counters.drafts = self.drafting.status()
-
-
-def _engine_error(error: Exception) -> RequestError:
-    wording = f"The model failed on this request ({type(error).__name__})."
-    return RequestError(Code.ENGINE_ERROR, wording)

@@ -12,6 +12,9 @@ from worker.pictures import Picture
 from worker.prefixes.index import Match
 from worker.schedule.pace import Work
 
+Span = tuple[int, int]
+"""From a position to before another."""
+
 
 class Phase(StrEnum):
     """Where a request stands. It moves forward, except that a preempted row waits again.
@@ -37,7 +40,8 @@ class Row:
     from the disk. `reuse`: what was restored of it when it was first run. `scored`: so many of its prompt's
     tokens have the likelihoods that are asked of them, or are asked none. `preemptions`: it gave way
     so often. `pictures`: its images, in order; `viewed`: up to where they were counted; `looked`: those that
-    were encoded for its sake and not used since.
+    were encoded for its sake and not used since. `sparse`: parts of its prompt are not run, those of
+    `left_out`, once they are known.
     """
 
     request: Prepared
@@ -60,6 +64,8 @@ class Row:
     pictures: tuple[Picture, ...] = ()
     viewed: int = 0
     looked: set[str] = field(default_factory=set)
+    sparse: bool = False
+    left_out: tuple[Span, ...] = ()
 
     @property
     def is_scored(self) -> bool:
@@ -79,7 +85,16 @@ class Row:
     @property
     def left(self) -> int:
         """Tokens to run before the row can start: all but the last."""
-        return len(self.tokens) - 1 - self.prefilled
+        skipped = sum(last - first for first, last in self.left_out if first >= self.prefilled)
+        return len(self.tokens) - 1 - self.prefilled - skipped
+
+    def beyond(self, position: int) -> int:
+        """The position from which on the row is run, once it has been up to this one."""
+        return next((last for first, last in self.left_out if first == position), position)
+
+    def gap(self, position: int) -> int:
+        """How many tokens are left out just before a position."""
+        return next((last - first for first, last in self.left_out if last == position), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,9 @@ class Scheduler:
 
     # --- coming and going ---
 
-    def add(self, request: Prepared, now: float) -> Row:
-        """A request joins its queue. Raises `RequestError` for one that could never run."""
+    def add(self, request: Prepared, now: float, *, sparse: bool = False) -> Row:
+        """A request joins its queue. Raises `RequestError` for one that could never run. `sparse`: parts of
+        its prompt are to be left out; it shares nothing with others."""
         if request.id in self._rows:
             raise ValueError(f"row {request.id} is there already")
         tokens = request.tokens + request.resume  # the same tuple, where nothing was answered
@@ -111,13 +112,14 @@ class Scheduler:
         row = Row(
             request=request,
             order=(request.priority, number),
-            family=self._family(tokens, digest, number, scored),
+            family=number if sparse else self._family(tokens, digest, number, scored),
             digest=digest,
             tokens=tokens,
             length=len(tokens),
             answered=list(request.resume),
             scored=scored,
             pictures=pictures_of(request),
+            sparse=sparse,
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         if self._sharing:
@@ -147,7 +149,7 @@ class Scheduler:
         # told to all of its family, so they begin with the same.
         if len(tokens) > 1:
             for row in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING):
-                if row.digest == digest and row.tokens == tokens and row.scored == scored:
+                if (row.digest, row.scored, row.sparse) == (digest, scored, False) and row.tokens == tokens:
                     return row.family
         return number
 
@@ -161,7 +163,7 @@ class Scheduler:
         self._work = self._work.plus(work_of(group))
         for chunk in group:
             self._gallery.ran(chunk)
-            chunk.row.prefilled = chunk.begin + len(chunk.tokens)
+            chunk.row.prefilled = chunk.row.beyond(chunk.begin + len(chunk.tokens))
 
     def looked(self, row: Row, picture: Picture, nbytes: int) -> list[str]:
         """An image was encoded for a row, and so many bytes are kept of it. The digests of what must go."""

@@ -6,15 +6,23 @@ them finds out is told to each. What was told is not asked again, whatever becom
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from protocol.parts import PromptToken
 from worker.contract import Likelihood, Targets
 from worker.schedule.answer import Answer
-from worker.schedule.rows import Chunk, Row
+from worker.schedule.rows import Chunk, Group, Row
 
 PART_TOKENS_MAX = 1024
 """Of one message: some hundred kilobytes."""
+
+
+def asked_of(group: Group, relatives: Callable[[Row], Sequence[Row]]) -> dict[str, Targets]:
+    """What is asked of the chunks of a group, by row. `relatives`: who is told of what a row finds out."""
+    asked = {
+        chunk.row.id: targets_of(chunk, relatives(chunk.row)) for chunk in group if not chunk.row.is_scored
+    }
+    return {id: targets for id, targets in asked.items() if targets is not None}
 
 
 def targets_of(chunk: Chunk, family: Sequence[Row]) -> Targets | None:

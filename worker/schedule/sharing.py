@@ -26,8 +26,9 @@ CUT_NEAR = 32
 CUTS_MAX = 16
 """At most so many positions of a row are stored for others."""
 
-SCORED = "scored"
-"""Why nothing is reused of a prompt whose tokens' likelihoods are asked: they are computed with it."""
+SCORED, SPARSE = "scored", "sparse"
+"""Why nothing is reused of a prompt whose tokens' likelihoods are asked: they are computed with it; and of
+one of which parts are left out."""
 
 
 class _Seen(NamedTuple):
@@ -46,6 +47,8 @@ class Sharing:
     def begin(self, row: Row) -> None:
         """A row has come. A short text is run in one go; what it shares is no loss. Behind its last image
         another question may follow next time."""
+        if row.sparse:
+            return
         if self._index.shape.has_states and (row.pictures or len(row.tokens) > SHORT_TOKENS_MAX):
             behind = (picture.end for picture in row.pictures[-1:])
             regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)
@@ -59,8 +62,8 @@ class Sharing:
 
     def miss(self, row: Row) -> str:
         """Why it was not more."""
-        if not row.is_scored:
-            return SCORED
+        if not row.is_scored or row.sparse:
+            return SPARSE if row.sparse else SCORED
         match = self._look_up(row)
         return match.miss if _is_worth_it(row, match) or not match.length else "short"
 
@@ -73,7 +76,7 @@ class Sharing:
         ahead = list(begun)
         ready: dict[Row, Match | None] = {}
         for row in heads:
-            if row.prefilled:
+            if row.prefilled or row.sparse:
                 ready[row] = None
             elif not self._awaits(row, ahead):
                 ready[row] = self._find(row)
@@ -96,6 +99,8 @@ class Sharing:
         for other in others:
             if other is row or other.family == row.family or other.request.salt != row.request.salt:
                 continue
+            if other.sparse:
+                continue  # it stores nothing
             until = min(self._shared(row, other), row.reusable)
             if until - there >= AWAITED_TOKENS_MIN and self._promises(other, until):
                 return True

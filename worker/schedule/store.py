@@ -86,7 +86,7 @@ class Store:
 
     def fetch(self, row: Row) -> None:
         """Hold a row whose prompt begins with something that is on the disk only, and read that."""
-        if self.disk is None:
+        if self.disk is None or row.sparse:
             return
         match = self.index.find(row.tokens, salt=row.request.salt, limit=row.reusable)
         if not match.missing:
@@ -149,6 +149,8 @@ class Store:
 
     def keep(self, row: Row, *, done: bool = False) -> None:
         """Store what a row in prefill has got, if it is time. `done`: nothing follows."""
+        if row.sparse:
+            return  # what comes behind a part that was left out has not seen it
         at = row.prefilled
         due = done or at in row.cuts or at - row.kept >= KEPT_TOKENS_MIN
         if due and at > row.kept:
@@ -157,6 +159,8 @@ class Store:
 
     def keep_ended(self, row: Row) -> None:
         """Store what a row has that ends, before its caches are dropped."""
+        if row.sparse:
+            return
         if row.phase is Phase.DECODE:
             if row.answered:
                 self._keep(row, (*row.request.tokens, *row.answered), states=True)

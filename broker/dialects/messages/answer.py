@@ -174,6 +174,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
+    if usage.sparse_tokens:
+        document["sparse_tokens"] = usage.sparse_tokens
     if usage.reasoning_tokens:
         document["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
     return document

@@ -21,6 +21,7 @@ from broker.dialects.parameters import (
 )
 from broker.dialects.tools import NAME_CHARACTERS_MAX
 from protocol.errors import Code, RequestError
+from protocol.parts import Sparse
 
 THINKING_TOKENS_MAX = 2**31
 
@@ -95,8 +96,8 @@ class Prompt(Struct, kw_only=True):
 
 
 class Body(Prompt, kw_only=True):
-    """`output_format` is the earlier place of `output_config.format`. `seed`, `priority`, `cache_salt` and
-    `cache_pin` are extensions, the same as in OpenAI's dialects."""
+    """`output_format` is the earlier place of `output_config.format`. `seed`, `priority`, `cache_salt`,
+    `cache_pin` and `sparse_prefill` are extensions, the same as in OpenAI's dialects."""
 
     max_tokens: int
     stream: bool | None = None
@@ -109,6 +110,7 @@ class Body(Prompt, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
+    sparse_prefill: bool | Sparse | None = None
 
 
 _body_decoder = msgspec.json.Decoder(Body)

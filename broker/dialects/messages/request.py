@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from broker.dialects import begun, tools
 from broker.dialects.body import encode
 from broker.dialects.messages.body import Body, Prompt, ToolChoice
+from broker.dialects.parameters import sparse_of
 from broker.dialects.tools import FunctionTool, Offer, offer
 from protocol.conversation import is_begun, pack
 from protocol.messages import Generate
@@ -35,6 +36,7 @@ def generate(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
+        sparse=sparse_of(body.sparse_prefill),
         thinking_budget=body.thought_tokens_max if thinks else None,
         form=_form(body),
         calling=_offer(body).calling,

@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw
 from broker.dialects.body import encode
 from broker.dialects.forms import schema_text
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, stop_strings, template_kwargs
+from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
 from broker.dialects.responses.body import Body, Format
 from broker.dialects.responses.items import Placed, messages
 from broker.dialects.responses.output import Style
@@ -62,6 +62,7 @@ def generate(
         max_tokens=body.max_output_tokens,
         ignore_eos=bool(body.ignore_eos),
         speculation=body.speculation is not False,
+        sparse=sparse_of(body.sparse_prefill),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),

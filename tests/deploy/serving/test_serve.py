@@ -74,8 +74,8 @@ def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
             return str(values[-1])
         case msgspec.inspect.IntType(ge=low):
             return str((low or 0) + 3)
-        case msgspec.inspect.FloatType():
-            return "2.5"
+        case msgspec.inspect.FloatType(le=high):
+            return str(min(2.5, high or 2.5))
         case msgspec.inspect.BoolType():
             return "true"
         case msgspec.inspect.VarTupleType():

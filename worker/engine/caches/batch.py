@@ -42,16 +42,24 @@ class Batch:
         """Tokens that each row has in its caches."""
         return self._seats.lengths
 
-    def reseat(self, leaving: Sequence[int], joining: Sequence[RowCaches], lengths: Sequence[int]) -> Order:
+    def reseat(
+        self,
+        leaving: Sequence[int],
+        joining: Sequence[RowCaches],
+        lengths: Sequence[int],
+        gaps: Sequence[int] = (),
+    ) -> Order:
         """Let rows go and others in; return who comes to sit where.
 
-        `leaving`: places of rows. `lengths`: tokens that each joining row has in its caches.
+        `leaving`: places of rows. `lengths`: tokens that each joining row has in its caches. `gaps`: how many
+        were left out of each; empty: of none.
         """
         old = len(self.lengths)
         order = arrange(old, leaving, len(joining))
         mx.eval([layer.lift(order, old) for layer in self._layers])
-        everybody = [*self.lengths, *lengths]
-        self._seats.seat([everybody[row] for row in order])
+        everybody = [*zip(self.lengths, self._seats.gaps, strict=True)]
+        everybody += zip(lengths, gaps or [0] * len(lengths), strict=True)
+        self._seats.seat([everybody[row][0] for row in order], [everybody[row][1] for row in order])
         for index, layer in enumerate(self._layers):
             layer.reseat(order, old, [row[index] for row in joining])
         self.caches = [layer.cache for layer in self._layers]

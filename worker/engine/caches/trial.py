@@ -21,6 +21,7 @@ from worker.contract import Piece
 from worker.engine.caches import stored
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import Batch, RowCaches
+from worker.engine.caches.gaps import gapped, hiding
 from worker.engine.caches.prefill import prefill_together
 
 Prompt = tuple[int, ...]
@@ -61,13 +62,16 @@ class Abilities:
     """`together`: rows of unequal lengths answer in one batch as they do alone. `padded`: their prompts can
     be run together, too. `restorable`: a row that is made again of what was stored goes on as it did. `cut`:
     a prompt can be run in pieces of any length. `ahead`: rows can be fed unequal numbers of tokens in one
-    step, and take some of them back. `reasons`: for what is not so."""
+    step, and take some of them back. `sparse`: a prompt can be run with parts of it left out, each of the
+    others where it stands. `reasons`: for what is not so, but for `sparse`, which only those miss who ask for
+    it."""
 
     together: bool
     padded: bool
     restorable: bool
     cut: bool
     ahead: bool
+    sparse: bool
     reasons: tuple[str, ...] = ()
 
 
@@ -92,7 +96,9 @@ def find_abilities(stage: Stage) -> Abilities:
     restorable = can("nothing reused", trial.restore)
     cut = can("answers depend on where a prompt is cut", trial.cut)
     ahead = padded and can("no drafts", trial.run_ahead)
-    return Abilities(together, padded, restorable, cut, ahead, tuple(reasons))
+    found = tuple(reasons)
+    sparse = restorable and can("no part of a prompt left out", trial.leave_out)
+    return Abilities(together, padded, restorable, cut, ahead, sparse, found)
 
 
 class _Trial:
@@ -135,6 +141,20 @@ class _Trial:
         pieces = [self._long[first : first + self._piece] for first in range(0, len(self._long), self._piece)]
         found = mx.concatenate([self._run(row, piece) for piece in pieces])
         _limit(mx.mean(_differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
+
+    def leave_out(self) -> None:
+        """The long row without what it has before the threshold's last token, next to one that has it where
+        nothing can see it: states are those before it."""
+        sparse, whole, again = (make_prompt_cache(self._model) for _ in range(3))
+        first, last = self._piece, self._stop - 1
+        self._run(sparse, self._long[:first])
+        found = self._run(gapped(sparse, last - first), self._long[last:])
+        self._run(whole, self._long[:first])
+        states = stored.states_of(whole, 0)
+        self._run(whole, self._long[first:last])
+        columns, _ = stored.columns_of(whole, 0, 0, last)
+        stored.rebuild(again, [Piece(columns, 0, last, last)], states)
+        self._equal([found], [self._run(hiding(again, (first, last)), self._long[last:])])
 
     def run_ahead(self) -> None:
         """Rows on both sides of the threshold, fed more than they keep."""
