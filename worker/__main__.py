@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 from protocol import lifeline, logs, settings, sockets
+from protocol.hosts import HostsError
+from protocol.naming import name_of
+from protocol.parts import Resources
 from protocol.workersettings import WorkerSettings
 from worker import spare
-from worker.config import cache_folder
+from worker.config import cache_folder, of_set
+from worker.contract import Loader
 from worker.laps import Laps
 from worker.preload import preload_openblas
+from worker.ranks import place
 
 IMPORTS = (
     "worker.line.service",
@@ -36,11 +42,21 @@ def main() -> int:
         program="roundhouse worker",
         about="Own one model and serve the gateway that asks for it.",
     )
-    logs.setup("worker", configured.log_format, configured.log_level)
+    try:
+        here = place.find(os.environ)
+    except HostsError as error:
+        settings.exit_with("worker", str(error))
+    name = "worker" if here is None else f"worker.{here.rank}"
+    logs.setup(name, configured.log_format, configured.log_level)
     # May replace this process by itself, so it comes before the lifeline is taken up and MLX is imported.
     preload_openblas(sys.argv)
     lifeline.follow_parent()
-    from worker.line.service import Service
+    if here is None and configured.hosts is None:
+        return _run_alone(configured, laps)
+    return _run_rank(configured, here, laps)
+
+
+def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
     from worker.models.load import ModelLoader
 
     loader = ModelLoader(
@@ -54,8 +70,40 @@ def main() -> int:
         trials=cache_folder(os.environ, sys.platform) / "trials",
         laps=laps,
     )
+    return _serve(loader, configured, laps, loader.device_memory)
+
+
+def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) -> int:
+    from worker.models.part import PartLoader
+    from worker.models.room import Room
+    from worker.models.split import Split
+    from worker.ranks import follower
+    from worker.ranks.loader import SetLoader, backend_of
+
+    split = Split(backend_of(configured, here), configured.split)
+    name = configured.served_name or name_of(configured.model or None)
+    loader = PartLoader(
+        configured.model or None,
+        split,
+        served_name=configured.served_name,
+        room=Room(name, configured.memory_headroom, configured.memory_limit_bytes, configured.memory_budget),
+        task=configured.task,
+        text_only=configured.text_only,
+        laps=laps,
+    )
+    if here is not None and here.rank:
+        return follower.run(here, loader, split, configured.curve_keys, configured.join_timeout_s)
+    leading = SetLoader(loader, split, configured, here)
+    return _serve(leading, of_set(configured), laps, leading.device_memory)
+
+
+def _serve(
+    loader: Loader, configured: WorkerSettings, laps: Laps, device_memory: Callable[[], Resources]
+) -> int:
+    from worker.line.service import Service
+
     try:
-        service = Service(loader, configured, loader.device_memory, laps)
+        service = Service(loader, configured, device_memory, laps)
     except sockets.EndpointError as error:
         settings.exit_with("worker", str(error))
     return service.run()

@@ -25,7 +25,7 @@ from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.ragged import FED_MAX
 from worker.engine.group import Company, Member, shifts_of
 from worker.engine.sampling.helpers import Helpers
-from worker.engine.sampling.sampler import Sampler
+from worker.engine.sampling.sampler import Agree, Sampler
 
 QUIET_STEPS = 16
 """Rows that no drafts were made for so long decode without waiting again."""
@@ -42,8 +42,9 @@ class Said:
 class AheadGroup(Company):
     """Rows that decode in one forward pass, drafts and all."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches]) -> None:
-        """`fresh` makes empty caches of a single row."""
+    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], agree: Agree | None = None) -> None:
+        """`fresh` makes empty caches of a single row. `agree`: see `Sampler`."""
+        self._agree = agree
         self.members: list[Member] = []
         self.quiet = 0
         """Steps since drafts were made for any row."""
@@ -160,7 +161,7 @@ class AheadGroup(Company):
             member.token, member.caches = None, []
         if self._sampler is not None:
             self._sampler.release()
-        self._sampler = Sampler([member.row for member in self.members])
+        self._sampler = Sampler([member.row for member in self.members], self._agree)
 
     def source(self, member: Member) -> tuple[RowCaches, int]:
         """Copies of a row's caches, behind all that it has said, lazily; and its place in them."""
@@ -195,8 +196,9 @@ def _token(member: Member) -> int:
 class Ahead:
     """All rows of an engine that are fed drafts, in groups of like length."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches]) -> None:
-        """`fresh` makes empty caches of a single row."""
+    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], agree: Agree | None = None) -> None:
+        """`fresh` makes empty caches of a single row. `agree`: see `Sampler`."""
+        self._agree = agree
         self.groups: list[AheadGroup] = []
         self._model = model
         self._fresh = fresh
@@ -208,7 +210,7 @@ class Ahead:
             if grouping.ratio([[*lengths, *(m.length for m in group.living)]]) <= grouping.RATIO_MAX:
                 break
         else:
-            group = AheadGroup(self._model, self._fresh)
+            group = AheadGroup(self._model, self._fresh, self._agree)
             self.groups.append(group)
         group.reseat(members, self._fresh)
 

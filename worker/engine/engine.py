@@ -33,7 +33,7 @@ from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
-from worker.engine.sampling.sampler import Row, Sampled
+from worker.engine.sampling.sampler import Agree, Row, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of
@@ -54,9 +54,12 @@ class _Unread:
 class BatchEngine:
     """`contract.Engine` on MLX."""
 
-    def __init__(self, model: nn.Module, abilities: Abilities | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, abilities: Abilities | None = None, agree: Agree | None = None
+    ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
-        `abilities`: what its rows can do; None: that is tried, on the model as it is."""
+        `abilities`: what its rows can do; None: that is tried, on the model as it is. `agree`: see
+        `Sampler`."""
         self._model = model
         self._fresh = partial(make_prompt_cache, model)
         """Makes empty caches of a row. No method: who has it must not keep the engine alive."""
@@ -69,7 +72,8 @@ class BatchEngine:
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
-        self._ahead = Ahead(model, self._fresh)
+        self._ahead = Ahead(model, self._fresh, agree)
+        self._new_group = partial(Group, agree)
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
         self._advanced = 0
@@ -263,7 +267,7 @@ class BatchEngine:
         """Who joins which group, where every row has one of its own."""
         coming: list[list[Member]] = [[] for _ in self._groups]
         coming += [[member] for member in joining]
-        self._groups += [Group() for _ in joining]
+        self._groups += [self._new_group() for _ in joining]
         return coming
 
     def _placed(self, joining: list[Member]) -> list[list[Member]]:
@@ -273,7 +277,7 @@ class BatchEngine:
         for member in sorted(joining, key=lambda member: -member.length):
             place = grouping.place(lengths, member.length)
             if place == len(lengths):
-                self._groups.append(Group())
+                self._groups.append(self._new_group())
                 lengths.append([])
                 coming.append([])
             lengths[place].append(member.length)
@@ -282,7 +286,7 @@ class BatchEngine:
             return coming
         everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
         parts = grouping.partition([member.length for member in everybody])
-        self._groups = [Group() for _ in parts]
+        self._groups = [self._new_group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
 
     def _advance(self, tokens: int) -> None:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.sampling.helpers import Job
-from worker.engine.sampling.sampler import Drawing, Row, Sampled, Sampler
+from worker.engine.sampling.sampler import Agree, Drawing, Row, Sampled, Sampler
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +59,10 @@ class Company:
 class Group(Company):
     """A row that is alone keeps its own caches: they are quicker than a batch of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Agree | None = None) -> None:
+        """`agree`: see `Sampler`."""
         self.members: list[Member] = []
+        self._agree = agree
         self._tokens = mx.array([], mx.uint32)
         self._sampler: Sampler | None = None
         self._drawing: Drawing | None = None
@@ -130,7 +132,7 @@ class Group(Company):
             member.token, member.caches = None, []
         if self._sampler is not None:
             self._sampler.release()
-        self._sampler = Sampler([member.row for member in self.members])
+        self._sampler = Sampler([member.row for member in self.members], self._agree)
 
     def _seat_around_own(self, joining: Sequence[Member], fresh: Callable[[], RowCaches]) -> Sequence[int]:
         """Of rows that are no batch yet: none or one that is here, and those that join."""

@@ -24,13 +24,13 @@ from worker.contract import (
     Facts,
     Model,
     ModelError,
-    NoRoomError,
     Progress,
 )
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
-from worker.models.explain import describe, explain, explain_blindness, in_bytes
+from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
+from worker.models.room import Room
 from worker.models.source import find_folder, weight_files
 from worker.models.tasks import find_task
 
@@ -76,9 +76,7 @@ class ModelLoader:
         self._model = model
         self._task = task
         self._text_only = text_only
-        self._memory_headroom = memory_headroom
-        self._memory_limit_bytes = memory_limit_bytes
-        self._memory_budget = memory_budget
+        self._room = Room(self.name, memory_headroom, memory_limit_bytes, memory_budget)
         self._trials = trials
         self._laps = laps or Laps()
 
@@ -90,7 +88,7 @@ class ModelLoader:
         self._laps.lap("imports")
         files = weight_files(folder, self.name)
         weight_bytes = sum(file.stat().st_size for file in files)
-        budget = self._budget(weight_bytes)
+        budget = self._room.budget(weight_bytes)
         task = find_task(folder, config, name_of(self._model), self._task)
         prepare_device(budget)
         model, reason = self._attempt(folder, config, task, progress)
@@ -121,37 +119,6 @@ class ModelLoader:
         config = read_config(folder, self.name)
         require_known(config, self.name)
         return config
-
-    def _budget(self, weight_bytes: int) -> Budget:
-        """What the process may take. Raises `ModelError` if the machine can never hold the weights, and
-        `NoRoomError` if it cannot just now."""
-        from worker.models.memory import await_room, look
-
-        limit = self._memory_limit_bytes
-        most = self._within_share(look().total if limit is None else limit)
-        if weight_bytes > most.usable:
-            raise ModelError(
-                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized "
-                "model: `roundhouse pull` names some that fit."
-            )
-        if limit is not None:
-            return most
-        budget = await_room(weight_bytes, self._memory_headroom)
-        if weight_bytes > budget.usable:
-            raise NoRoomError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
-        return self._within_share(budget.limit)
-
-    def _within_share(self, limit: int) -> Budget:
-        """What it may take of so many bytes that there are."""
-        from worker.models.memory import Budget
-
-        return Budget(min(limit, self._memory_budget or limit), self._memory_headroom)
-
-    def _too_large(self, weight_bytes: int, budget: Budget) -> str:
-        return (
-            f"{self.name}: its weights take {in_bytes(weight_bytes)}, and of {in_bytes(budget.limit)} there "
-            f"may be used {in_bytes(budget.usable)}."
-        )
 
     def _attempt(
         self, folder: Path, config: ModelConfig, task: Task, progress: Progress

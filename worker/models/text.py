@@ -14,6 +14,7 @@ from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
 from worker.engine.caches.trial import Abilities
 from worker.engine.engine import BatchEngine
+from worker.engine.sampling.sampler import Agree
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
 from worker.models.eyes import Eyes
@@ -40,10 +41,11 @@ def build_text_model(
     *,
     abilities: Abilities | None = None,
     tokenizers: Tokenizers | None = None,
+    agree: Agree | None = None,
 ) -> Model:
     """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`.
-    `abilities`: what its rows can do, if that is known. `tokenizers`: some that are open. Raises `ModelError`
-    without a tokenizer."""
+    `abilities`: what its rows can do, if that is known. `tokenizers`: some that are open. `agree`: see
+    `Sampler`. Raises `ModelError` without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     tokenizer = _first(tokenizers, name, folder)
     defaults, size, held = _defaults(folder), config.vocabulary or len(tokenizer), Held()
@@ -54,7 +56,7 @@ def build_text_model(
         tokenizer = tokenizers.take()
         return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
-    engine = BatchEngine(network, abilities)
+    engine = BatchEngine(network, abilities, agree)
     for reason in engine.abilities.reasons:
         log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}
