@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.hosts import HostsError
-from protocol.naming import name_of
 from protocol.parts import Resources
 from protocol.workersettings import WorkerSettings
 from worker import spare
 from worker.config import cache_folder, of_set
-from worker.contract import Loader
+from worker.contract import Loader, ModelError, NoRoomError
 from worker.laps import Laps
 from worker.preload import preload_openblas
 from worker.ranks import place
@@ -74,26 +73,26 @@ def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
 
 
 def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) -> int:
-    from worker.models.part import PartLoader
-    from worker.models.room import Room
+    from worker.line.exits import status_of
+    from worker.ranks.meeting import Meeting, backend_of
+
+    backend, meeting = backend_of(configured, here), None
+    if here is None or not here.rank:
+        try:
+            meeting = Meeting(configured, backend, here)  # the others import meanwhile what we import now
+        except (ModelError, NoRoomError) as error:
+            return status_of(error)
+    from worker.models.part import part_loader
     from worker.models.split import Split
     from worker.ranks import follower
-    from worker.ranks.loader import SetLoader, backend_of
+    from worker.ranks.loader import SetLoader
 
-    split = Split(backend_of(configured, here), configured.split)
-    name = configured.served_name or name_of(configured.model or None)
-    loader = PartLoader(
-        configured.model or None,
-        split,
-        served_name=configured.served_name,
-        room=Room(name, configured.memory_headroom, configured.memory_limit_bytes, configured.memory_budget),
-        task=configured.task,
-        text_only=configured.text_only,
-        laps=laps,
-    )
-    if here is not None and here.rank:
-        return follower.run(here, loader, split, configured.curve_keys, configured.join_timeout_s)
-    leading = SetLoader(loader, split, configured, here)
+    split = Split(backend, configured.split)
+    loader = part_loader(configured, split, laps)
+    if here is not None and meeting is None:
+        return follower.run(here, loader, split, configured)
+    assert meeting is not None
+    leading = SetLoader(loader, split, meeting)
     return _serve(leading, of_set(configured), laps, leading.device_memory)
 
 

@@ -43,6 +43,10 @@ GATEWAY_FLAGS = (
     "log_level",
 )
 WORKER_FLAGS = (
+    "hosts",
+    "split",
+    "backend",
+    "hosts_port",
     "max_running",
     "text_only",
     "prefix_cache_ram",

@@ -205,10 +205,12 @@ class Supervisor:
         child = self._reloads.next
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
+        is_set = self._reloads.programs[child].is_set
         swap_for = self._reloads.swap_for
         swapped = weight_bytes(swap_for) if swap_for is not None else None
         needed = max(self._taken_bytes(child), swapped or 0)
-        return self._reloads.ask(name, runs=runs, beside=not runs or self._fits(needed))
+        beside = not runs or (not is_set and self._fits(needed))
+        return self._reloads.ask(name, runs=runs, beside=beside)
 
     def _fits(self, needed_bytes: int) -> bool:
         taken = sum(map(self._taken_bytes, self._models.values()))
@@ -307,7 +309,7 @@ class Supervisor:
 
 def _spare_for(workers: Sequence[Child]) -> Child | None:
     """A process that can become the first of them, and those like it."""
-    first = next((child for child in workers if child.program), None)
+    first = next((child for child in workers if child.program and not child.is_set), None)
     if first is None:
         return None
     return replace(first, name=SPARE, argv=first.program)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from protocol.naming import name_of
 from protocol.parts import Resources
 from protocol.tasks import Task
+from protocol.workersettings import WorkerSettings
 from worker.contract import Engine, Model, ModelError, NoRoomError, Progress
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
@@ -168,3 +169,19 @@ class PartLoader:
         from worker.models import memory
 
         return memory.taken()
+
+
+def part_loader(settings: WorkerSettings, split: Split, laps: Laps | None = None) -> PartLoader:
+    """As a worker's settings have it."""
+    model = settings.model or None
+    name = settings.served_name or name_of(model)
+    limits = settings.memory_headroom, settings.memory_limit_bytes, settings.memory_budget
+    return PartLoader(
+        model,
+        split,
+        served_name=settings.served_name,
+        room=Room(name, *limits),
+        task=settings.task,
+        text_only=settings.text_only,
+        laps=laps,
+    )

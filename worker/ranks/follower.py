@@ -13,11 +13,11 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
 from protocol import sockets
 from protocol.settings import EXIT_CONFIGURATION
+from protocol.workersettings import WorkerSettings
 from worker.contract import Cut, Draw, Engine, Guide, ModelError, NoRoomError, Piece
 from worker.models.part import PartLoader
 from worker.models.split import Split
@@ -99,16 +99,16 @@ def _held(draw: Draw) -> Draw:
     return replace(draw, grammar=_Anything())
 
 
-def run(place: Place, loader: PartLoader, split: Split, keys: Path | None, join_s: float) -> int:
+def run(place: Place, loader: PartLoader, split: Split, settings: WorkerSettings) -> int:
     """Until the first rank is gone, which ends the process from another thread. The exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
-        line = FollowerLine(place.endpoint, place.rank, keys)
+        line = FollowerLine(place.endpoint, place.rank, settings.curve_keys)
     except sockets.EndpointError as error:
         log.error("%s", error)
         return EXIT_CONFIGURATION
-    if not line.say(calls.Here(place.rank, platform.node()), join_s):
+    if not line.say(calls.Here(place.rank, platform.node()), settings.join_timeout_s):
         log.error("the first rank is not there: %s", place.endpoint)
         return EXIT_BROKEN
     Watch(line.monitor, _ends).start()

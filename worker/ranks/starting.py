@@ -98,11 +98,11 @@ class Others:
             os.close(reader)
         environ.update(variables | files | {place.RANK: "0"})
 
-    def ended(self) -> tuple[str, int] | None:
-        """The first that has ended, in words, and its status."""
+    def ended(self) -> str | None:
+        """The first that has ended, in words."""
         for rank, (host, process) in self._processes.items():
             if (status := process.poll()) is not None:
-                return f"rank {rank} on {host.ssh} has ended with status {status}", status
+                return f"rank {rank} on {host.ssh} has ended with status {status}"
         return None
 
     def name(self, rank: int) -> str:

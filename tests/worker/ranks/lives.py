@@ -138,20 +138,21 @@ def _live_here(case: Case, seeds: int) -> Outcome:
 
 def load(case: Case, folder: Path) -> Model:
     """The tiny model of a family as a set, of which this process is the first rank from now on."""
-    from worker.models.part import PartLoader
+    from worker.models.part import part_loader
     from worker.models.split import Split
     from worker.ranks.loader import SetLoader
+    from worker.ranks.meeting import Meeting
 
-    model = str(model_folder(PREFIX + case.family))
     settings = WorkerSettings(
-        model=model,
+        model=str(model_folder(PREFIX + case.family)),
         hosts=hostfile(folder, case.ranks),
         hosts_port=free_ports(case.ranks)[0],
         split=case.mode,
         text_only=True,
     )
+    meeting = Meeting(settings, "ring", None)
     split = Split("ring", case.mode)
-    return SetLoader(PartLoader(model, split, text_only=True), split, settings).load(lambda done, total: None)
+    return SetLoader(part_loader(settings, split), split, meeting).load(lambda done, total: None)
 
 
 def main(arguments: Sequence[str]) -> int:
