@@ -103,6 +103,9 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     join_timeout_s: Annotated[Seconds, Meta(description="seconds within which all of them must be there")] = (
         90.0
     )
+    stands_in: Annotated[
+        bool, Meta(description="in place of another: go on with what that one began under the same name")
+    ] = False
     stall_timeout_s: Annotated[
         Seconds | None,
         Meta(

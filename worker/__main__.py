@@ -60,6 +60,7 @@ def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
 
     loader = ModelLoader(
         configured.model or None,
+        stands_in=configured.stands_in,
         served_name=configured.served_name,
         memory_headroom=configured.memory_headroom,
         memory_limit_bytes=configured.memory_limit_bytes,
@@ -74,25 +75,18 @@ def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
 
 def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) -> int:
     from worker.line.exits import status_of
+    from worker.ranks.loader import SetLoader
     from worker.ranks.meeting import Meeting, backend_of
 
-    backend, meeting = backend_of(configured, here), None
-    if here is None or not here.rank:
-        try:
-            meeting = Meeting(configured, backend, here)  # the others import meanwhile what we import now
-        except (ModelError, NoRoomError) as error:
-            return status_of(error)
-    from worker.models.part import part_loader
-    from worker.models.split import Split
-    from worker.ranks import follower
-    from worker.ranks.loader import SetLoader
+    backend = backend_of(configured, here)
+    if here is not None and here.rank:
+        from worker.ranks import follower
 
-    split = Split(backend, configured.split)
-    loader = part_loader(configured, split, laps)
-    if here is not None and meeting is None:
-        return follower.run(here, loader, split, configured)
-    assert meeting is not None
-    leading = SetLoader(loader, split, meeting)
+        return follower.run(here, configured)
+    try:
+        leading = SetLoader(configured, Meeting(configured, backend, here), laps)
+    except (ModelError, NoRoomError) as error:
+        return status_of(error)
     return _serve(leading, of_set(configured), laps, leading.device_memory)
 
 

@@ -89,6 +89,16 @@ class Worker:
     def identity(self) -> str:
         return self.ready.identity if self.ready else ""
 
+    @property
+    def plan(self) -> str:
+        """What runs its model; empty: it does, alone."""
+        return self.ready.plan if self.ready else ""
+
+    @property
+    def stands_in(self) -> bool:
+        """It goes on with what another model began under its name."""
+        return self.ready is not None and self.ready.stands_in
+
 
 @dataclass(frozen=True, slots=True)
 class Vacancy:

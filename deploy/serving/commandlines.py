@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import Child
-from deploy.supervisor.models import ServedModel
+from deploy.supervisor.models import OF_SETS, ServedModel, plan_b
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
@@ -81,8 +84,17 @@ def child_commands(
     for model in served:
         argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
         child = f"worker[{model.name}]" if several else "worker"
-        children.append(Child(child, argv, dict(bare), model=model))
+        worker = Child(child, argv, dict(bare), model=model)
+        if (second := plan_b(model)) is not None:
+            flags = worker_flags(_without_hosts(given), second, several)
+            standing_in = replace(worker, argv=[*python_module("worker"), *meeting, *flags], model=second)
+            worker = replace(worker, fallback=standing_in, fallback_after_s=model.fallback_after)
+        children.append(worker)
     return children
+
+
+def _without_hosts(given: ServeSettings) -> ServeSettings:
+    return msgspec.structs.replace(given, **dict.fromkeys(OF_SETS))
 
 
 def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> list[str]:

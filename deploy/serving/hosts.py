@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.models import ServedModel
 from protocol.hosts import Backend, HostsError, read, wrong_with
 
+_OF_ONE = ("hosts", "fallback", "fallback_hosts")
+"""What is said for the one model that there is."""
+
+
+def with_fallback(model: ServedModel, given: ServeSettings) -> ServedModel:
+    """With what `serve` is told to do when it does not come back."""
+    told: dict[str, Any] = {}
+    if given.fallback is not None:
+        told["fallback"] = given.fallback
+    if given.fallback_hosts is not None:
+        told["fallback_hosts"] = str(given.fallback_hosts)
+    if given.fallback_after_s is not None:
+        told["fallback_after"] = given.fallback_after_s
+    return replace(model, **told)
+
 
 def wrong_hosts(given: ServeSettings, served: Sequence[ServedModel]) -> list[str]:
     """A line for each that is wrong."""
-    if given.hosts is not None and len(served) > 1:
-        return ["hosts: of several models, say it of one, as [models.NAME] hosts"]
+    told = [name for name in _OF_ONE if getattr(given, name) is not None]
+    if told and len(served) > 1:
+        return [f"{name}: of several models, say it of one, under [models.NAME]" for name in told]
     return [line for path, backend in _named(given, served) if (line := _wrong(path, backend))]
 
 
@@ -23,6 +41,8 @@ def _named(given: ServeSettings, served: Sequence[ServedModel]) -> Iterator[tupl
     for model in served:
         path = model.settings.get("hosts", given.hosts)
         backend = model.settings.get("backend", given.backend)
+        if model.fallback_hosts is not None:
+            yield Path(model.fallback_hosts).expanduser(), None
         if path is not None:
             yield Path(str(path)).expanduser(), cast("Backend | None", backend)
 

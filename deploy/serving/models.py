@@ -6,6 +6,7 @@ roundhouse serve --model small=mlx-community/Qwen3-0.6B-4bit --model ~/models/la
 model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embedded model
 aliases = ["gpt-4o-mini"]
 resident = true                              # loaded at the start, and kept
+fallback = "mlx-community/Qwen3-0.6B-4bit"   # takes its place when it has been down for fallback_after = 60
 max_running = 8                              # and whatever else can be set for a worker
 
 What stands in a table becomes flags of that model's worker, which may start much later. So it is judged here
@@ -39,7 +40,9 @@ SPARE_BYTES = 150_000_000
 _NAME = re.compile(r"[^\x00-\x1f\[\]]{1,200}")
 _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
 _OWN = {
-    field.name: field.type for field in fields(ServedModel) if field.name in ("model", "aliases", "resident")
+    field.name: field.type
+    for field in fields(ServedModel)
+    if field.name in ("model", "aliases", "resident", "fallback", "fallback_hosts", "fallback_after")
 }
 """What a table says of its model, and the types of it; all else is for the worker."""
 

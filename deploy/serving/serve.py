@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from deploy.serving import models
 from deploy.serving.commandlines import child_commands, worker_flags
 from deploy.serving.file import table
-from deploy.serving.hosts import wrong_hosts
+from deploy.serving.hosts import with_fallback, wrong_hosts
 from deploy.serving.settings import ABOUT, PORT, PROGRAM, ServeSettings
 from deploy.supervisor.child import Child
 from deploy.supervisor.models import ServedModel
@@ -31,6 +31,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
         config = settings.config_file(argv, environ)
         given = own_settings(argv, environ)
     served = models.read((given.model if given else ()) or _model_of_worker(config), config, errors)
+    if given is not None and len(served) == 1:
+        served = [with_fallback(served[0], given)]
     if given is not None:
         with _collected(errors):
             given = _with_budget(given, served)

@@ -16,13 +16,15 @@ HOSTS = "--hosts="
 @dataclass(frozen=True, slots=True)
 class Child:
     """`env` is its whole environment. `hears`: it is the gateway, and on the line to the supervisor. `model`:
-    what it serves, where it is a worker."""
+    what it serves, where it is a worker. `fallback`: how it is run when it has been down for so long."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
     hears: bool = False
     model: ServedModel | None = None
+    fallback: Child | None = None
+    fallback_after_s: float = 0.0
 
     @property
     def program(self) -> list[str]:

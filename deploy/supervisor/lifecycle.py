@@ -20,7 +20,8 @@ and ends the old one when the successor serves; or behind it, under the same nam
 its death is no more than the end of the reload, and the old one stays. In a swap, the old one is *leaving*
 before it is told to end: until it is said to be `Idle`, or its time is up.
 
-A child that is due may be given the *spare* (`spares`) instead of a process of its own.
+A child that is due may be given the *spare* (`spares`) instead of a process of its own. One that cannot come
+back as it was may be run in another way (`falls`).
 
 What must always hold: a child is started only when it does not run; once a stop has begun none is started;
 children end in the order given, each when the one before it is GONE; all are GONE before `status` is set.
@@ -37,7 +38,9 @@ from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
+    Fall,
     Idle,
+    Kill,
     NotStarted,
     ReloadAsked,
     Reloaded,
@@ -48,6 +51,7 @@ from deploy.supervisor.events import (
     Wanted,
     describe,
 )
+from deploy.supervisor.falls import Falls
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from protocol.orders import Stage
@@ -78,6 +82,7 @@ class Lifecycle:
         wanted: Collection[str] = (),
         loading: Collection[str] = (),
         spares: Spares | None = None,
+        falls: Falls | None = None,
     ) -> None:
         """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
         `on_demand`: children that run when they are `wanted`, each with a policy of its own. `loading`: those
@@ -92,6 +97,9 @@ class Lifecycle:
             loading=loading,
         )
         self._spares = spares or Spares((), policy)
+        self._falls = falls or Falls({})
+        self._falling: set[str] = set()
+        """Children that are killed, to begin anew by their second plans."""
         for name in self._on_demand.keys() - self._wanted:
             self._children[name].state = State.PARKED
         self._policy = policy
@@ -125,7 +133,7 @@ class Lifecycle:
         due = [entry.due for entry in self._children if entry.state in TIMED or entry.leaving]
         if self._reload is not None and not self._reload.serving:
             due.append(self._reload.due)
-        return min([*due, *self._spares.wake_at()], default=None)
+        return min([*due, *self._spares.wake_at(), *self._falls.wake_at()], default=None)
 
     def handle(self, event: Event | None, now: float) -> list[Decision]:
         """What is to be done now, in this order."""
@@ -136,6 +144,7 @@ class Lifecycle:
         decisions += self._end_retired(now)
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
+        decisions += self._follow_falls(now)
         starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
         decisions += self._spares.hand_out(starts, now)
         settled = self._reload is None and self._children.are_settled()
@@ -166,6 +175,7 @@ class Lifecycle:
         entry = self._children.get(event.name)
         if event.word == "loaded" and entry is not None and entry.state is State.RUNNING:
             entry.loaded_at = now
+            self._falls.loaded(entry.child)
         return self._spares.said(event)
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
@@ -184,6 +194,10 @@ class Lifecycle:
         if in_vain:
             entry.state, entry.due = State.WAITING, now
             return [Report(f"{what}; it was the spare, and starts in the old way", logging.WARNING)]
+        if entry.child in self._falling:
+            self._falling.discard(entry.child)
+            entry.state, entry.due = State.WAITING, now
+            return [Report(what)]
         reload, failed = self._reload, list[Decision]()
         if reload is not None and reload.new == entry.name and not reload.serving:
             failed = self._end_reload(False, f"the new process did not get ready: {what}")
@@ -196,17 +210,45 @@ class Lifecycle:
         return [*failed, *self._restart(entry, event, what, now)]
 
     def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
-        if isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION:
+        is_hopeless = isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION
+        if is_hopeless and self._falls.may_fall(entry.child):
+            return [Report(what, logging.WARNING), *self._fall(entry, "a restart cannot help", now)]
+        if is_hopeless:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
         self._ends[entry.child] = self.ends(entry.child)[0] + 1, what
+        self._falls.died(entry.child, now)
         policy = self._on_demand.get(entry.child, self._policy)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
+        if delay_s is None and self._falls.may_fall(entry.child):
+            return [Report(what, logging.WARNING), *self._fall(entry, "it dies too often", now)]
         if delay_s is None:
             why = f"more than {policy.limits.deaths_max} ends within {policy.limits.window_s:g} s, giving up"
             return self._give_up(entry, f"{what}; {why}", EXIT_GAVE_UP, now)
         entry.state, entry.due = State.WAITING, now + delay_s
         when = f"in {delay_s:g} s" if delay_s else "at once"
         return [Report(f"{what}; starts again {when}", logging.WARNING)]
+
+    def _follow_falls(self, now: float) -> list[Decision]:
+        """Who has been down for too long is run by its second plan."""
+        return [
+            decision
+            for entry in self._children
+            if self._falls.is_due(entry.child, now) and entry.state in (State.WAITING, State.RUNNING)
+            for decision in self._fall(entry, "it does not come back", now, is_there=True)
+        ]
+
+    def _fall(self, entry: Entry, why: str, now: float, *, is_there: bool = False) -> list[Decision]:
+        """`is_there`: its process has not just ended."""
+        self._falls.fall(entry.child)
+        decided: list[Decision] = [
+            Report(f"{entry.name}: {why}; its second plan takes over", logging.ERROR),
+            Fall(entry.child),
+        ]
+        if is_there and entry.state is State.RUNNING:
+            self._falling.add(entry.child)
+            return [*decided, Kill(entry.name)]  # and starts anew when it is gone
+        entry.state, entry.due = State.WAITING, now
+        return decided
 
     def _give_up(self, entry: Entry, why: str, status: int, now: float) -> list[Decision]:
         if entry.child in self._on_demand:

@@ -26,6 +26,7 @@ from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
+    Fall,
     Give,
     Idle,
     Kill,
@@ -38,6 +39,7 @@ from deploy.supervisor.events import (
     Terminate,
     Wanted,
 )
+from deploy.supervisor.falls import Falls
 from deploy.supervisor.gatewayline import GatewayLine
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import weight_bytes
@@ -111,6 +113,7 @@ class Supervisor:
             wanted=[self._models[model.name] for model in first],
             loading=[child.name for child in workers if child.program],
             spares=Spares(takers, RestartPolicy(limits)),
+            falls=Falls({each.name: each.fallback_after_s for each in workers if each.fallback}),
         )
 
     def run(self) -> int:
@@ -275,6 +278,8 @@ class Supervisor:
                     self._events.put(NotStarted(name, "the spare cannot be told"))
             case Reloaded():
                 self._reloaded(decision)
+            case Fall(child):
+                self._reloads.fall(child)
             case Terminate(name):
                 self._processes.terminate(name)
             case Kill(name):

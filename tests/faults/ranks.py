@@ -1,4 +1,4 @@
-"""Ranks of a set that are killed, or stopped, at random under streams: `python -m tests.faults.ranks --strikes 25`.
+"""Ranks of a set that are killed, or stopped, under streams: `python -m tests.faults.ranks --strikes 25`.
 
 `roundhouse serve` with a tiny model over two ranks on loopback. A strike is at one rank, in one phase: while
 prompts are run, while answers are, while the set loads, or while it has nothing to do. Every answer must be
@@ -39,6 +39,8 @@ READY_S_MAX = 120.0
 ANSWER_S_MAX = 180.0
 GONE_S_MAX = 60.0
 LOAD_S_MAX = 4.0
+JOIN_S_MAX = 20.0
+"""A rank that is stopped before it has come is missed so late."""
 
 
 @dataclass(slots=True)
@@ -62,8 +64,9 @@ class Set:
         told = [f"--port={self.port}", f"--endpoint=ipc://{folder}/line", f"--model={model_folder(MODEL)}"]
         told += [f"--hosts={hosts}", f"--split={mode}", f"--hosts-port={free_ports(ranks)[0]}"]
         told += ["--deaths-max=1000", "--restart-delay-max=0.2", *flags]
+        environ = {"ROUNDHOUSE_JOIN_TIMEOUT": str(JOIN_S_MAX)}
         self.ranks = ranks
-        self.process = Process("serve", ["deploy", "serve", *told], folder)
+        self.process = Process("serve", ["deploy", "serve", *told], folder, environ)
 
     def wait_ready(self) -> None:
         eventually(self.is_ready, within_s=READY_S_MAX, what="ready")
@@ -73,6 +76,11 @@ class Set:
             return httpx.get(f"{self.url}/ready", timeout=5, verify=NO_TLS).status_code == 200
         except httpx.TransportError:
             return False
+
+    def knows(self, pid: int) -> bool:
+        """Whether the gateway has met this worker."""
+        status = httpx.get(f"{self.url}/v1/status", timeout=5, verify=NO_TLS).json()
+        return any(worker["pid"] == pid for worker in status["workers"])
 
     def members(self) -> list[psutil.Process]:
         """The processes of the set, as far as they are there, the first rank's first."""
@@ -122,7 +130,7 @@ class Siege:
         self._dice = random.Random(seed)
         self._questions = [f"Count from {first} to 200." for first in range(streams)]
         self._long = [f"{question} {'Take your time. ' * 60}" for question in self._questions]
-        self._right = {question: "" for question in (*self._questions, *self._long)}
+        self._right = dict.fromkeys((*self._questions, *self._long), "")
         for questions in (self._questions, self._long):
             clients = self._asked(questions)
             wait_for(clients, ANSWER_S_MAX)
@@ -152,6 +160,8 @@ class Siege:
         """A set on its way, at some point of it."""
         eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
         members = self._served.whole()
+        # One that is stopped before the gateway knows it is missed by nobody, as any worker would be.
+        eventually(lambda: self._served.knows(members[0].pid), within_s=GONE_S_MAX, what="connected")
         time.sleep(self._dice.uniform(0, LOAD_S_MAX))
         return members
 
@@ -190,7 +200,9 @@ def main() -> int:
         outcome = siege.outcome
     print(f"{outcome.strikes} strikes, {outcome.answers} answers, {len(outcome.wrong)} wrong")
     for what, pauses in outcome.pauses.items():
-        print(f"{what}: the longest pause {sorted(pauses)[len(pauses) // 2]:.1f} s, at most {max(pauses):.1f} s")
+        print(
+            f"{what}: the longest pause {sorted(pauses)[len(pauses) // 2]:.1f} s, at most {max(pauses):.1f} s"
+        )
     for wrong in outcome.wrong[:10]:
         print(wrong)
     return 1 if outcome.wrong else 0

@@ -174,6 +174,8 @@ FULL: list[Message] = [
         tokens_max=2**22,
         identity="0f" * 16,
         start_s={"imports": 2.5, "weights": 0.125},
+        plan="org/model, tensor over 2 processes",
+        stands_in=True,
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -272,6 +274,7 @@ FULL: list[Message] = [
         ),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
         stop="</end>",
+        continued_by="org/small, one process alone",
     ),
     Failed(
         incarnation=WORKER,
@@ -904,6 +907,46 @@ BEFORE_DRAFTS: list[Message] = [
 ]
 """As `FULL` before tokens were drafted."""
 
+BEFORE_PLANS: list[Message] = [
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(
+            images=True,
+            videos=True,
+            tools=True,
+            thinking=True,
+            system_in_place=True,
+            generation=False,
+            embeddings=True,
+            rerank=True,
+        ),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+        identity="0f" * 16,
+        start_s={"imports": 2.5, "weights": 0.125},
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(
+            prompt_tokens=300,
+            completion_tokens=64,
+            cached_tokens=256,
+            reasoning_tokens=48,
+            accepted_tokens=40,
+            rejected_tokens=5,
+        ),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+        stop="</end>",
+    ),
+]
+"""As `FULL` before a model could be run by several processes, and another plan go on with its answers."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -921,6 +964,7 @@ KINDS = {
     "before_resources": BEFORE_RESOURCES,
     "before_drafts": BEFORE_DRAFTS,
     "before_laps": BEFORE_LAPS,
+    "before_plans": BEFORE_PLANS,
 }
 
 

@@ -63,12 +63,13 @@ class ModelLoader:
         memory_budget: int | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        stands_in: bool = False,
         trials: Path | None = None,
         laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
-        see, though it could.
+        see, though it could. `stands_in`: it takes the place of another, so its plan has a name.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
@@ -76,6 +77,7 @@ class ModelLoader:
         self._model = model
         self._task = task
         self._text_only = text_only
+        self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
         self._room = Room(self.name, memory_headroom, memory_limit_bytes, memory_budget)
         self._trials = trials
         self._laps = laps or Laps()
@@ -103,6 +105,7 @@ class ModelLoader:
             cache_bytes_max=budget.left_for_caches(weight_bytes),
             fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
+            plan=self._plan,
         )
         model = replace(model, facts=facts)
         self._laps.lap("fingerprint")

@@ -134,6 +134,7 @@ class PartLoader:
         facts = replace(
             model.facts,
             parameters=self._split.parameters,
+            plan=f"{name_of(self._model)}, {self._split.mode} over {self._split.size} processes",
             cache_bytes_max=left,
             identity=fingerprint(folder / "config.json", weight_files(folder, self.name), {}),
         )

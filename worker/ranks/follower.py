@@ -19,7 +19,7 @@ from protocol import sockets
 from protocol.settings import EXIT_CONFIGURATION
 from protocol.workersettings import WorkerSettings
 from worker.contract import Cut, Draw, Engine, Guide, ModelError, NoRoomError, Piece
-from worker.models.part import PartLoader
+from worker.models.part import PartLoader, part_loader
 from worker.models.split import Split
 from worker.ranks import calls
 from worker.ranks.line import FollowerLine
@@ -99,7 +99,7 @@ def _held(draw: Draw) -> Draw:
     return replace(draw, grammar=_Anything())
 
 
-def run(place: Place, loader: PartLoader, split: Split, settings: WorkerSettings) -> int:
+def run(place: Place, settings: WorkerSettings) -> int:
     """Until the first rank is gone, which ends the process from another thread. The exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -112,8 +112,9 @@ def run(place: Place, loader: PartLoader, split: Split, settings: WorkerSettings
         log.error("the first rank is not there: %s", place.endpoint)
         return EXIT_BROKEN
     Watch(line.monitor, _ends).start()
+    split = Split(place.backend, settings.split)
     try:
-        _follow(place.rank, line, loader, split)
+        _follow(place.rank, line, part_loader(settings, split), split)
     except (ModelError, NoRoomError) as error:
         log.error("%s", error)
         for_good = isinstance(error, ModelError)

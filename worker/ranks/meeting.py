@@ -47,6 +47,7 @@ class Meeting:
     ) -> None:
         """`here`: where somebody else has started all ranks; None: they are started, by `settings.hosts`, and
         `environ` tells upstream so. Raises `ModelError`, or `RankAbsentError` for what may come right."""
+        self.backend = backend
         self._settings = settings
         self._others = Others()
         if here is not None:

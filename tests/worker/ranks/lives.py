@@ -138,8 +138,6 @@ def _live_here(case: Case, seeds: int) -> Outcome:
 
 def load(case: Case, folder: Path) -> Model:
     """The tiny model of a family as a set, of which this process is the first rank from now on."""
-    from worker.models.part import part_loader
-    from worker.models.split import Split
     from worker.ranks.loader import SetLoader
     from worker.ranks.meeting import Meeting
 
@@ -151,8 +149,7 @@ def load(case: Case, folder: Path) -> Model:
         text_only=True,
     )
     meeting = Meeting(settings, "ring", None)
-    split = Split("ring", case.mode)
-    return SetLoader(part_loader(settings, split), split, meeting).load(lambda done, total: None)
+    return SetLoader(settings, meeting).load(lambda done, total: None)
 
 
 def main(arguments: Sequence[str]) -> int:
