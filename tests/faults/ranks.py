@@ -56,14 +56,25 @@ class Outcome:
 class Set:
     """A server whose model two processes run."""
 
-    def __init__(self, folder: Path, *flags: str, mode: str = "tensor", ranks: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        mode: str = "tensor",
+        ranks: int = 2,
+        python: str | None = None,
+        falls: bool = False,
+    ) -> None:
+        """`python`: the interpreter of all ranks but the first. `falls`: to the same model, alone."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         hosts = folder / "hosts.json"
-        hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks))
+        host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": python}
+        hosts.write_text(json.dumps([host] * ranks))
         told = [f"--port={self.port}", f"--endpoint=ipc://{folder}/line", f"--model={model_folder(MODEL)}"]
         told += [f"--hosts={hosts}", f"--split={mode}", f"--hosts-port={free_ports(ranks)[0]}"]
         told += ["--deaths-max=1000", "--restart-delay-max=0.2", *flags]
+        told += [f"--fallback={model_folder(MODEL)}"] if falls else []
         environ = {"ROUNDHOUSE_JOIN_TIMEOUT": str(JOIN_S_MAX)}
         self.ranks = ranks
         self.process = Process("serve", ["deploy", "serve", *told], folder, environ)
@@ -102,14 +113,20 @@ class Set:
 
 
 @contextlib.contextmanager
-def served_set(folder: Path, *flags: str, mode: str = "tensor", ranks: int = 2) -> Iterator[Set]:
+def served_set(
+    folder: Path,
+    *flags: str,
+    mode: str = "tensor",
+    python: str | None = None,
+    falls: bool = False,
+) -> Iterator[Set]:
     """Ready; gone afterwards, with all that it has started."""
-    served = Set(folder, *flags, mode=mode, ranks=ranks)
+    served = Set(folder, *flags, mode=mode, python=python, falls=falls)
     members: list[psutil.Process] = []
     try:
         served.wait_ready()
         yield served
-        members = served.members()
+        members = served.members() if served.process.running else []
     finally:
         served.process.stop()
     assert_gone(members)

@@ -6,6 +6,7 @@ set. It ends with the first rank, and ignores the signals that only that one is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -23,7 +24,7 @@ from worker.models.part import PartLoader, part_loader
 from worker.models.split import Split
 from worker.ranks import calls
 from worker.ranks.line import FollowerLine
-from worker.ranks.place import Place
+from worker.ranks.place import FIRST, Place
 from worker.ranks.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ def run(place: Place, settings: WorkerSettings) -> int:
         return EXIT_CONFIGURATION
     if not line.say(calls.Here(place.rank, platform.node()), settings.join_timeout_s):
         log.error("the first rank is not there: %s", place.endpoint)
+        _end_first()
         return EXIT_BROKEN
     Watch(line.monitor, _ends).start()
     split = Split(place.backend, settings.split)
@@ -144,7 +146,17 @@ def _expect(call: calls.Call, kind: type[calls.Call]) -> None:
         raise ValueError(f"{kind.__name__} must come before {call}")
 
 
+def _end_first() -> None:
+    """A first rank that is gone, and is still this one's parent, has been stopped, or hangs: nobody else may
+    find that out before it serves."""
+    parent = os.getppid()
+    if os.environ.get(FIRST) == str(parent):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parent, signal.SIGKILL)
+
+
 def _ends(reason: str) -> None:
     log.info("the first rank has ended: so does this one")
+    _end_first()
     logging.shutdown()
     os._exit(0)

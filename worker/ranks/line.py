@@ -80,6 +80,7 @@ class LeaderLine:
 
     def close(self) -> None:
         self._socket.disable_monitor()
+        self.monitor.close(0)
         self._socket.close(0)
         if self._doorman is not None:
             self._doorman.stop()
@@ -109,6 +110,7 @@ class FollowerLine:
 
     def close(self) -> None:
         self._socket.disable_monitor()
+        self.monitor.close(0)
         self._socket.close(sockets.LINGER_MS)
         self._context.term()
 

@@ -16,6 +16,8 @@ from protocol.hosts import Backend, HostsError
 
 RANK, RING, DEVICES, COORDINATOR = "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"
 LINE = "ROUNDHOUSE_RANKS"
+FIRST = "ROUNDHOUSE_FIRST_RANK"
+"""The process id of the first rank, where it has started this one on its own machine."""
 LINE_OFFSET = 1000
 """How far the line's port is beyond the first rank's own."""
 

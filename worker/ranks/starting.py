@@ -90,7 +90,13 @@ class Others:
             for rank, host in enumerate(plan.hosts.hosts[1:], start=1):
                 command = [host.python or sys.executable, *_module(), *words(settings)]
                 if host.is_here:
-                    told = {**_bare(environ), **variables, **files, place.RANK: str(rank)}
+                    told = {
+                        **_bare(environ),
+                        **variables,
+                        **files,
+                        place.RANK: str(rank),
+                        place.FIRST: str(os.getpid()),
+                    }
                     self._processes[rank] = host, _begin(command, told, reader)
                 else:
                     self._processes[rank] = host, _begin_remote(rank, host, command, plan, variables)

@@ -33,11 +33,13 @@ from worker.contract import Model
 from worker.preload import preload_openblas
 
 LIFE_S_MAX = 600.0
+HERE = "127.0.0.1"
 
 TENSOR = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v41",
     "exaone_moe",
     "glm4_moe",
     "glm4_moe_lite",
@@ -60,10 +62,10 @@ TENSOR = [
     "step3p5",
 ]
 PIPELINE = [
-    "bailing_hybrid",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v41",
     "glm4_moe",
     "glm4_moe_lite",
     "kimi_k3",
@@ -102,17 +104,20 @@ class Outcome:
     seconds: float = 0.0
 
 
-def hostfile(folder: Path, ranks: int) -> Path:
-    """Of so many ranks on this machine."""
+def hostfile(folder: Path, ranks: int, host: str = HERE) -> Path:
+    """Of so many ranks on this machine. `host`: how those beyond the first are reached."""
     path = folder / "hosts.json"
-    path.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks))
+    hosts = [{"ssh": each, "ips": [HERE]} for each in (HERE, *[host] * (ranks - 1))]
+    path.write_text(json.dumps(hosts))
     return path
 
 
-def live(case: Case, seeds: int) -> Outcome:
-    """In a process of its own, which becomes the first rank. Raises `AssertionError` where it dies."""
+def live(case: Case, seeds: int, host: str = HERE) -> Outcome:
+    """In a process of its own, which becomes the first rank. `host`: see `hostfile`. Raises `AssertionError`
+    where it dies."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "tests.worker.ranks.lives", "--seeds", str(seeds), "--here", str(case)]
+    command = [sys.executable, "-m", "tests.worker.ranks.lives", "--seeds", str(seeds), "--host", host]
+    command += ["--here", str(case)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIFE_S_MAX, check=False)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     assert lines, f"{case}: status {ended.returncode}\n{ended.stderr[-3000:]}"
@@ -120,12 +125,12 @@ def live(case: Case, seeds: int) -> Outcome:
     return Outcome(**(told | {"seconds": round(time.monotonic() - began, 1)}))
 
 
-def _live_here(case: Case, seeds: int) -> Outcome:
+def _live_here(case: Case, seeds: int, host: str) -> Outcome:
     name = PREFIX + case.family
     faults: list[str] = []
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, Oracle() as oracle:
-        model = load(case, Path(folder))
+        model = load(case, Path(folder), host)
         for seed in range(seeds):
             played = play(model, name, seed, oracle, ROWS)
             seen |= played.seen
@@ -136,14 +141,14 @@ def _live_here(case: Case, seeds: int) -> Outcome:
     return Outcome(faults, sorted(seen))
 
 
-def load(case: Case, folder: Path) -> Model:
+def load(case: Case, folder: Path, host: str = HERE) -> Model:
     """The tiny model of a family as a set, of which this process is the first rank from now on."""
     from worker.ranks.loader import SetLoader
     from worker.ranks.meeting import Meeting
 
     settings = WorkerSettings(
         model=str(model_folder(PREFIX + case.family)),
-        hosts=hostfile(folder, case.ranks),
+        hosts=hostfile(folder, case.ranks, host),
         hosts_port=free_ports(case.ranks)[0],
         split=case.mode,
         text_only=True,
@@ -157,17 +162,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--here", action="store_true", help="one case, in this process")
+    parser.add_argument("--host", default=HERE, help="how the other ranks are reached")
     parser.add_argument("cases", nargs="*", metavar="family:mode:ranks")
     given = parser.parse_args(arguments)
     cases = [Case.of(name) for name in given.cases]
     if given.here:
         logging.basicConfig(level=logging.INFO)
-        print(json.dumps(asdict(_live_here(cases[0], given.seeds))), flush=True)
+        print(json.dumps(asdict(_live_here(cases[0], given.seeds, given.host))), flush=True)
         os._exit(0)
     status = 0
     for case in cases or every_case():
         try:
-            outcome = live(case, given.seeds)
+            outcome = live(case, given.seeds, given.host)
         except (AssertionError, subprocess.TimeoutExpired) as error:
             outcome = Outcome([str(error)], [])
         status |= bool(outcome.wrong)
@@ -180,7 +186,7 @@ def every_case() -> list[Case]:
     """Over two ranks, and one over three."""
     modes: list[tuple[Mode, list[str]]] = [("tensor", TENSOR), ("pipeline", PIPELINE)]
     twos = [Case(family, mode, 2) for mode, families in modes for family in families if family not in REFUSED]
-    return [*twos, Case("qwen3_5", "pipeline", 3)]
+    return [*twos, Case("kimi_k3", "pipeline", 3)]
 
 
 if __name__ == "__main__":
