@@ -42,6 +42,9 @@ _TOLD = (
     "log_level",
 )
 """Of the first rank's settings, those that every rank has."""
+_SPINNING = "MLX_METAL_FAST_SYNCH"
+"""Which hostfiles of upstream's set: a GPU that waits by spinning takes a core while nobody asks anything, and
+leaves Metal's watchdog no rest."""
 _OWN = (lifeline.VARIABLE, startline.VARIABLE, startline.SPARE, logbook.VARIABLE, GUARD, "ROUNDHOUSE_CONFIG")
 """What of the first rank's environment is not for the others."""
 
@@ -63,6 +66,7 @@ class Plan:
     def variables(self, endpoint: str) -> dict[str, str]:
         """All others. `endpoint`: where the first rank calls from."""
         told = dict(each.partition("=")[::2] for each in self.hosts.envs)
+        told.pop(_SPINNING, None)
         if self.backend == "jaccl":
             told[place.COORDINATOR] = f"{self.hosts.hosts[0].ips[0]}:{self.port}"
         return told | {place.LINE: endpoint}

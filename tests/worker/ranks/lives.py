@@ -112,12 +112,12 @@ def hostfile(folder: Path, ranks: int, host: str = HERE) -> Path:
     return path
 
 
-def live(case: Case, seeds: int, host: str = HERE) -> Outcome:
+def live(case: Case, seeds: range, host: str = HERE) -> Outcome:
     """In a process of its own, which becomes the first rank. `host`: see `hostfile`. Raises `AssertionError`
     where it dies."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "tests.worker.ranks.lives", "--seeds", str(seeds), "--host", host]
-    command += ["--here", str(case)]
+    command = [sys.executable, "-m", "tests.worker.ranks.lives", "--host", host]
+    command += ["--first-seed", str(seeds.start), "--seeds", str(len(seeds)), "--here", str(case)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIFE_S_MAX, check=False)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     assert lines, f"{case}: status {ended.returncode}\n{ended.stderr[-3000:]}"
@@ -125,19 +125,19 @@ def live(case: Case, seeds: int, host: str = HERE) -> Outcome:
     return Outcome(**(told | {"seconds": round(time.monotonic() - began, 1)}))
 
 
-def _live_here(case: Case, seeds: int, host: str) -> Outcome:
+def _live_here(case: Case, seeds: range, host: str) -> Outcome:
     name = PREFIX + case.family
     faults: list[str] = []
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, Oracle() as oracle:
         model = load(case, Path(folder), host)
-        for seed in range(seeds):
+        for seed in seeds:
             played = play(model, name, seed, oracle, ROWS)
             seen |= played.seen
             wrong = [found for found in played.differences if not is_tie(name, found)]
             faults += [f"seed {seed}, {found.job.name}, token {found.index}" for found in wrong]
     if missing := possible(model) - seen:
-        faults += [f"never {' or '.join(sorted(missing))}"] * (seeds > 4)
+        faults += [f"never {' or '.join(sorted(missing))}"] * (len(seeds) > 4)
     return Outcome(faults, sorted(seen))
 
 
@@ -161,19 +161,21 @@ def main(arguments: Sequence[str]) -> int:
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--here", action="store_true", help="one case, in this process")
     parser.add_argument("--host", default=HERE, help="how the other ranks are reached")
     parser.add_argument("cases", nargs="*", metavar="family:mode:ranks")
     given = parser.parse_args(arguments)
     cases = [Case.of(name) for name in given.cases]
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
     if given.here:
         logging.basicConfig(level=logging.INFO)
-        print(json.dumps(asdict(_live_here(cases[0], given.seeds, given.host))), flush=True)
+        print(json.dumps(asdict(_live_here(cases[0], seeds, given.host))), flush=True)
         os._exit(0)
     status = 0
     for case in cases or every_case():
         try:
-            outcome = live(case, given.seeds, given.host)
+            outcome = live(case, seeds, given.host)
         except (AssertionError, subprocess.TimeoutExpired) as error:
             outcome = Outcome([str(error)], [])
         status |= bool(outcome.wrong)

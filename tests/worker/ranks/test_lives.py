@@ -28,7 +28,7 @@ NO_ROOM = {"bailing_hybrid"}
 @pytest.mark.parametrize("case", ["qwen3:tensor:2", "qwen3_5:pipeline:2"])
 @pytest.mark.timeout(200)
 def test_two_ranks_say_what_one_process_says(case: str) -> None:
-    assert live(Case.of(case), 1).wrong == []
+    assert live(Case.of(case), range(1)).wrong == []
 
 
 @pytest.mark.timeout(200)
@@ -39,7 +39,7 @@ def test_a_rank_over_ssh_is_started_as_mlx_launch_would(
     ssh.write_text(STAND_IN)
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert live(Case.of("qwen3_moe:pipeline:2"), 1, host="mac-2").wrong == []
+    assert live(Case.of("qwen3_moe:pipeline:2"), range(1), host="mac-2").wrong == []
     assert (tmp_path / "asked").read_text() == "mac-2\n"
 
 
