@@ -43,8 +43,7 @@ _TOLD = (
 )
 """Of the first rank's settings, those that every rank has."""
 _SPINNING = "MLX_METAL_FAST_SYNCH"
-"""Which hostfiles of upstream's set: a GPU that waits by spinning takes a core while nobody asks anything, and
-leaves Metal's watchdog no rest."""
+"""Which hostfiles of upstream's set: a GPU that waits by spinning takes a core while nobody asks anything."""
 _OWN = (lifeline.VARIABLE, startline.VARIABLE, startline.SPARE, logbook.VARIABLE, GUARD, "ROUNDHOUSE_CONFIG")
 """What of the first rank's environment is not for the others."""
 
