@@ -93,6 +93,7 @@ class Meeting:
         while missing:
             if isinstance(word := self._heard(), calls.Read):
                 missing.discard(word.rank)
+        self._others.tidy()
 
     def _heard(self) -> calls.Word | None:
         """Raises what a rank refuses with, and for one whose process has ended."""

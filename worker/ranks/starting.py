@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -77,13 +78,14 @@ class Others:
     def __init__(self) -> None:
         self._processes: dict[int, tuple[Host, subprocess.Popen[bytes]]] = {}
         self._lifeline: int | None = None
+        self._folder: Path | None = None
 
     def start(
         self, plan: Plan, endpoint: str, settings: WorkerSettings, environ: MutableMapping[str, str]
     ) -> None:
         """All of them; `environ` tells this process its own place afterwards. Raises `OSError`."""
         variables = plan.variables(endpoint)
-        folder = Path(tempfile.mkdtemp(prefix="roundhouse-ranks-"))
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="roundhouse-ranks-"))
         files = {}
         for name, content in plan.files().items():
             files[name] = str(folder / name)
@@ -117,6 +119,11 @@ class Others:
     def name(self, rank: int) -> str:
         found = self._processes.get(rank)
         return f"rank {rank} on {found[0].ssh}" if found else f"rank {rank}"
+
+    def tidy(self) -> None:
+        """All have joined: nobody reads what was written for them any more."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """At once; also those that are stopped."""
