@@ -63,25 +63,29 @@ class Looked:
         return cls(kind, digest, processed, tuple(tokens[marks[0] : marks[-1] + 1]))
 
 
-class Eyes:
-    """What the preparers of one model share. `token_bytes`: what is kept of an image for each of its tokens,
-    once it is encoded. `reserved`: the tokens that the network takes for a part of an image."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of a model's images by trying. `placeholders`: what its template writes, by kind. `mark`:
+    what messages must say for an image, to a template that reads no parts; None: it does. `token_bytes`: what
+    is kept of an image for each of its tokens, once it is encoded; 0: not known yet."""
 
-    def __init__(
-        self,
-        processor: Processor,
-        placeholders: Mapping[Kind, str],
-        mark: str | None,
-        reserved: Collection[int],
-    ) -> None:
-        """`placeholders`: what the template writes, by kind. `mark`: what messages must say for an image, to
-        a template that reads no parts; None: it does."""
-        self.placeholders = placeholders
-        self.token_bytes = 0
+    placeholders: Mapping[Kind, str]
+    mark: str | None
+    token_bytes: int = 0
+
+
+class Eyes:
+    """What the preparers of one model share."""
+
+    def __init__(self, processor: Callable[[], Processor], found: Found, reserved: Collection[int]) -> None:
+        """`processor`: asked for it with the first image, by any thread. `reserved`: the tokens that the
+        network takes for a part of an image."""
+        self.placeholders = found.placeholders
         self._processor = processor
-        self._mark = mark
+        self._token_bytes = found.token_bytes
+        self._mark = found.mark
         self._reserved = frozenset(reserved)
-        self._places = re.compile("|".join(f"({re.escape(each)})" for each in placeholders.values()))
+        self._places = re.compile("|".join(f"({re.escape(each)})" for each in found.placeholders.values()))
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Looked] = OrderedDict()
         self._bytes = 0
@@ -113,11 +117,11 @@ class Eyes:
         return looked
 
     def _process(self, kind: Kind, media: Media, frames: Sequence[bytes]) -> Processed:
-        placeholder = self.placeholders[kind]
+        placeholder, processor = self.placeholders[kind], self._processor()
         with reading(media):
             if kind == "image":
-                return self._processor.see(placeholder, [open_image(frames[0], media)])
-            return self._processor.watch(placeholder, open_video(frames, media))
+                return processor.see(placeholder, [open_image(frames[0], media)])
+            return processor.watch(placeholder, open_video(frames, media))
 
     def _keep(self, looked: Looked) -> None:
         with self._lock:
@@ -166,7 +170,7 @@ class Eyes:
         return sum(token in self._reserved for token in tokens)
 
     def _picture(self, looked: Looked, first: int) -> Picture:
-        nbytes = self.token_bytes * len(looked.tokens)
+        nbytes = self._token_bytes * len(looked.tokens)
         return Picture(looked.digest, first, looked.tokens, looked.processed.inputs, nbytes)
 
     def literal(self, messages: Messages) -> str | None:
@@ -201,7 +205,7 @@ def _find(tokens: Sequence[int], part: Sequence[int], start: int) -> int | None:
 # --- what is found by trying ---
 
 
-def find_eyes(processor: Processor, render: Render, reserved: Collection[int]) -> Eyes:
+def find_places(processor: Processor, render: Render) -> Found:
     """Raises `ValueError` where the template has no place for images, or the processor none in the prompt."""
     images = [{"type": "image"}]
     placeholder, mark = _placeholder(render, images), None
@@ -215,7 +219,7 @@ def find_eyes(processor: Processor, render: Render, reserved: Collection[int]) -
     video = _placeholder(render, [{"type": "video"}])
     if video and video != placeholder and processor.has_videos and _watches(processor, video):
         placeholders["video"] = video
-    return Eyes(processor, placeholders, mark, reserved)
+    return Found(placeholders, mark)
 
 
 def _placeholder(render: Render, parts: list[dict[str, Any]]) -> str:

@@ -35,6 +35,7 @@ from worker.models.source import find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
+    from worker.engine.sight import VisionNetwork
     from worker.models.eyes import Eyes
     from worker.models.memory import Budget
     from worker.models.rehearsal import Open
@@ -173,27 +174,42 @@ class ModelLoader:
         self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
-        from worker.models.trials import Trials, key_of
-        from worker.models.vision import load_network, open_eyes, require_files, try_eyes
+        from worker.models.vision import load_network, require_files, require_tower
 
         laps = self._laps
         try:
             require_files(folder)
             laps.lap("imports")
             network = load_network(folder)
-            eyes, processor = open_eyes(folder, network)
-            laps.lap("eyes")
-            evaluate(network, progress)
+            require_tower(network)
+            eyes = self._opened(folder, network, progress)
+            evaluate(network, progress)  # done at once where its eyes were tried just now
             laps.lap("weights")
-            eyes.token_bytes = Trials(self._trials).token_bytes(
-                key_of(folder, weight_files(folder, self.name), network),
-                lambda: try_eyes(eyes, processor, network, folder),
-            )
-            laps.lap("eyes")
             return self._built(folder, config, network, load_network, tokenizers, eyes), ""
         except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
+
+    def _opened(self, folder: Path, network: VisionNetwork, progress: Progress) -> Eyes:
+        """A model's eyes, which are tried the first time. Raises one of many errors."""
+        from worker.models.eyes import Eyes, Found
+        from worker.models.processor import Opening
+        from worker.models.trials import Trials, key_of
+        from worker.models.vision import look_for_places, reserved_by, try_eyes
+
+        laps, processor, reserved = self._laps, Opening(folder), reserved_by(network)
+
+        def prove() -> Found:
+            found = look_for_places(folder, processor())
+            laps.lap("eyes")
+            evaluate(network, progress)
+            laps.lap("weights")
+            token_bytes = try_eyes(Eyes(processor, found, reserved), processor(), network, folder)
+            return replace(found, token_bytes=token_bytes)
+
+        found = Trials(self._trials).sight(key_of(folder, weight_files(folder, self.name), network), prove)
+        laps.lap("eyes")
+        return Eyes(processor, found, reserved)
 
     def _built(
         self,

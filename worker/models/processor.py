@@ -10,6 +10,7 @@ well. A processor that computes with MLX in another way fails when its model is 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,21 @@ class Writer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
+
+
+class Opening:
+    """The processor of a folder, opened when it is first asked for, by whatever thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._opened: Processor | None = None
+
+    def __call__(self) -> Processor:
+        """Raises one of many errors."""
+        with self._lock:
+            self._opened = self._opened or load_processor(self._folder)
+            return self._opened
 
 
 def load_processor(folder: Path) -> Processor:

@@ -23,6 +23,7 @@ import msgspec
 
 from worker import engine, models
 from worker.engine.caches.trial import Abilities
+from worker.models.eyes import Found
 from worker.models.fingerprint import fingerprint
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _TOLD = ("*.json", "*.jinja")
 """What a folder says of its model besides the weights: tokenizer, template, how images are prepared."""
 
 
-Proven = TypeVar("Proven", Abilities, int)
+Proven = TypeVar("Proven", Abilities, Found)
 
 
 class _Proof(msgspec.Struct, Generic[Proven], frozen=True):
@@ -46,7 +47,7 @@ class _Proof(msgspec.Struct, Generic[Proven], frozen=True):
 
 
 _ABILITIES = msgspec.json.Decoder(_Proof[Abilities])
-_SIZE = msgspec.json.Decoder(_Proof[int])
+_FOUND = msgspec.json.Decoder(_Proof[Found])
 
 
 class Trials:
@@ -59,9 +60,9 @@ class Trials:
         """Of a network's rows, as they were proven before or, by `prove`, are now."""
         return self._known(key, _ABILITIES, prove, _are_complete)
 
-    def token_bytes(self, key: str, look: Callable[[], int]) -> int:
-        """What is kept of an image for each of its tokens, of a model that was seen to see as it should."""
-        return self._known(f"{key}-sight", _SIZE, look, lambda size: size > 0)
+    def sight(self, key: str, prove: Callable[[], Found]) -> Found:
+        """Of a model that was seen to see as it should."""
+        return self._known(f"{key}-sight", _FOUND, prove, lambda found: found.token_bytes > 0)
 
     def _known(
         self,

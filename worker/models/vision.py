@@ -21,8 +21,8 @@ from PIL import Image
 
 from worker.contract import ModelError
 from worker.engine.sight import PIXELS, Sight, VisionNetwork
-from worker.models.eyes import Eyes, Looked, find_eyes
-from worker.models.processor import TEXTUAL, Processor, load_processor
+from worker.models.eyes import Eyes, Found, Looked, find_places
+from worker.models.processor import TEXTUAL, Processor
 from worker.models.prompt import added_tokens, open_tokenizer
 from worker.models.template import render, template_of
 
@@ -57,17 +57,24 @@ def load_network(folder: Path) -> VisionNetwork:
     return VisionNetwork(whole)
 
 
-def open_eyes(folder: Path, network: VisionNetwork) -> tuple[Eyes, Processor]:
-    """What preparers need, of a folder whose network is loaded. Raises one of many errors."""
+def require_tower(network: VisionNetwork) -> None:
+    """Raises `ModelError` where there are no weights for what sees."""
     if any(getattr(network.whole, name, network) is None for name in _TOWERS):
         raise ModelError("its weights leave out what sees, as those of mlx-lm's conversions do.")
-    processor = load_processor(folder)
+
+
+def reserved_by(network: VisionNetwork) -> set[int]:
+    """The tokens that it takes for a part of an image."""
+    tokens = (getattr(network.whole.config, name, None) for name in _RESERVED)
+    return {token for token in tokens if isinstance(token, int)}
+
+
+def look_for_places(folder: Path, processor: Processor) -> Found:
+    """Raises `ValueError` where there are none for images."""
     template = template_of(open_tokenizer(folder, ()))
     if template is None:
         raise ValueError("it has no chat template")
-    config = network.whole.config
-    tokens = (getattr(config, name, None) for name in _RESERVED)
-    return find_eyes(processor, template, {token for token in tokens if isinstance(token, int)}), processor
+    return find_places(processor, template)
 
 
 def try_eyes(eyes: Eyes, processor: Processor, network: VisionNetwork, folder: Path) -> int:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,10 +20,10 @@ from tests.models.eyes import EYES
 from tests.models.fixtures import model_folder
 from tests.worker.eyes import POCKET, Question, draw_image, draw_question, encoded, inputs_of, upstream
 from tests.worker.folders import nothing
-from tests.worker.sights import loaded, prepared, preparer, request
-from worker.contract import Prepared
+from tests.worker.sights import folder_of, loaded, prepared, preparer, request
+from worker.contract import Model, Prepared
 from worker.engine.sight import array_of
-from worker.models import eyes
+from worker.models import eyes, processor
 from worker.models.load import ModelLoader
 from worker.models.processor import Processed, Processor
 from worker.pictures import MEDIA_KEYS
@@ -119,8 +120,25 @@ class Trap:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_pool_touches_nothing_of_mlx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, outcome = loaded(name), list[Any]()
+def test_the_pool_touches_nothing_of_mlx_nor_does_a_processor_that_is_opened_late(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, outcome, load = list[Path](), list[Any](), processor.load_processor
+
+    def noted(folder: Path) -> Processor:
+        opened.append(folder)
+        return load(folder)
+
+    def begun() -> Model:
+        model = ModelLoader(str(folder_of(name)), trials=tmp_path).load(nothing)
+        assert isinstance(model, Model)
+        return model
+
+    monkeypatch.setattr(processor, "load_processor", noted)
+    begun()
+    model = begun()  # knows what was seen the first time
+    assert len(opened) == 1
+    assert model.facts.capabilities.images
     question = draw_question(random.Random(random.random()), 2)
 
     def prepare() -> None:
@@ -132,6 +150,7 @@ def test_the_pool_touches_nothing_of_mlx(name: str, monkeypatch: pytest.MonkeyPa
     thread.join(60)
     assert len(outcome[0].pictures) == 2
     assert trap.trespasses == []
+    assert len(opened) == 2
 
 
 def test_the_trap_snaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.models.fixtures import model_folder
 from worker.engine.caches.trial import Abilities
 from worker.models import trials
+from worker.models.eyes import Found
 from worker.models.source import WEIGHTS
 from worker.models.trials import FILES_MAX, Trials, key_of
 
@@ -41,9 +43,10 @@ def test_what_was_proven_once_is_not_proven_again(tmp_path: Path) -> None:
 
 def test_that_it_sees_is_known_apart(tmp_path: Path) -> None:
     kept(tmp_path)
-    assert Trials(tmp_path).token_bytes(KEY, lambda: 0) == 0
-    assert Trials(tmp_path).token_bytes(KEY, lambda: 256) == 256
-    assert Trials(tmp_path).token_bytes(KEY, lambda: 7) == 256
+    seen = Found({"image": "<image>"}, None, 256)
+    assert Trials(tmp_path).sight(KEY, lambda: replace(seen, token_bytes=0)).token_bytes == 0
+    assert Trials(tmp_path).sight(KEY, lambda: seen) == seen
+    assert Trials(tmp_path).sight(KEY, lambda: replace(seen, mark="<img>")) == seen
     assert Trials(tmp_path).abilities(KEY, not_again) == PROVEN
 
 
