@@ -30,6 +30,7 @@ OF_COMMANDS = {
     "--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url", "--once",
     "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens",
     "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
+    "--over", "--auto-setup", "--output-hostfile", "--hostfile",  # upstream's
 }  # fmt: skip
 
 

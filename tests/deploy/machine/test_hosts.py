@@ -83,9 +83,7 @@ def test_machines_are_asked_here_and_over_ssh(tmp_path: Path, monkeypatch: pytes
 
 def test_the_command_says_so_and_its_status_does(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
-    file.write_text(
-        '[{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}]'
-    )
+    file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
     well = CliRunner().invoke(app, ["doctor", "--hosts", str(file)])
     assert well.exit_code == 0, well.output
     assert "rank 1" in well.output
