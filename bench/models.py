@@ -33,7 +33,7 @@ _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("hybrid", {"hidden_size": 256, "intermediate_size": 768, "rope_parameters": _MROPE}),
     "dense-small": ("dense", {}),
     "hybrid-small": ("hybrid", {"rope_parameters": _MROPE}),
-    "dense-1024": ("dense", {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}),
+    "dense-1024": ("dense", {"hidden_size": 1024, "intermediate_size": 3072}),
     "hybrid-1024": (
         "hybrid",
         {"hidden_size": 1024, "intermediate_size": 3072, "rope_parameters": _MROPE},
