@@ -41,8 +41,8 @@ fmt: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
-bench: $(INSTALLED)
-	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
+bench: $(INSTALLED) | $(UV)
+	@UV=$(UV) $(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m tests.protocol.fuzz $(ARGS)

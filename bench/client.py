@@ -117,7 +117,11 @@ async def _read(http: httpx.AsyncClient, body: dict[str, Any], answer: Answer) -
 
 
 async def burst(
-    server: Server, texts: Sequence[str], concurrency: int, max_tokens: int, **fields: Any
+    server: Server,
+    texts: Sequence[str | Sequence[Mapping[str, Any]]],
+    concurrency: int,
+    max_tokens: int,
+    **fields: Any,
 ) -> tuple[Work, list[Answer]]:
     """All `texts`, so many at once: the tokens of all answers over the time from first to last."""
     waiting = list(reversed(texts))

@@ -1,11 +1,13 @@
 """What a worker's end costs its clients, with a spare and without: `--spare 0` and `--spare 1`, by turns.
 
-    python -m bench.pauses [--kills 50] [--reloads 10] [--model FOLDER | --gigabytes 2]
+    python -m bench.pauses [--kills 50] [--reloads 10] [--model FOLDER | --gigabytes 2] [--replicas 2]
 
 Sixteen greedy streams are under way when the worker is killed with SIGKILL. The pause of a stream is the time
 from its last text before the next worker's first to that one; all texts must be those of an undisturbed run.
-A reload is counted from the order to the answer, and the longest gap of streams under another one. Then, with
-the spare alone, the gaps of streams while a spare is made beside them, next to those of calm ones.
+With `--replicas`, as many workers are there on both sides, one of them is killed, and the pauses are those
+of the streams that it had. A reload is counted from the order to the answer, and the longest gap of streams
+under another one. Then, with the spare alone, the gaps of streams while a spare is made beside them, next
+to those of calm ones.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Side:
     """A `serve`, and what it was found to do. Seconds."""
 
     spare: int
+    replicas: int
     server: Server
     process: psutil.Process
     log: Path
@@ -69,18 +72,23 @@ class Side:
             found: dict[str, Any] = json.load(answer)
             return found
 
+    def ready(self) -> list[dict[str, Any]]:
+        return [each for each in self.status()["workers"] if each["state"] == "ready"]
+
     def worker(self) -> dict[str, Any]:
-        """The one that is ready. Raises `StopIteration` where none is."""
-        return next(each for each in self.status()["workers"] if each["state"] == "ready")
+        """One that is ready, the last that came. Raises `IndexError` where none is."""
+        return self.ready()[-1]
 
     def there(self) -> int | None:
         """The process id of the spare that waits."""
         found = [line.split()[-1] for line in self.log.read_text().splitlines() if THERE in line]
         last = int(found[-1]) if found else None
-        return last if last and psutil.pid_exists(last) and last != self.worker()["pid"] else None
+        serving = {worker["pid"] for worker in self.status()["workers"]}
+        return last if last and psutil.pid_exists(last) and last not in serving else None
 
     def wait_for_spare(self) -> None:
-        """Where one is to be there."""
+        """Where one is to be there; for all workers anyway."""
+        wait_until(lambda: len(self.ready()) == self.replicas, "not all workers were ready")
         wait_until(lambda: not self.spare or self.there() is not None, f"no spare: {self.log}")
 
 
@@ -109,21 +117,29 @@ async def streaming(side: Side) -> Any:
     side.wrong += sum(text != right for text, right in zip(texts, side.texts, strict=True))
 
 
-def pauses_after(answers: Sequence[Answer], at: float) -> list[float]:
-    """Of each stream the longest gap that ends after `at`."""
-    return [max(gaps(answer.pieces, at, answer.pieces[-1]), default=0.0) for answer in answers]
+def pauses_after(answers: Sequence[Answer], at: float, grounded: int | None = None) -> list[float]:
+    """Of each stream the longest gap that ends after `at`; `grounded`: of so many that have the longest."""
+    found = [max(gaps(answer.pieces, at, answer.pieces[-1]), default=0.0) for answer in answers]
+    return sorted(found, reverse=True)[:grounded]
 
 
 async def kill(side: Side, dice: random.Random) -> None:
     """One worker."""
     side.wait_for_spare()
     killed = side.worker()["pid"]
+    before = _grounded(side)
     async with streaming(side) as answers:
         await asyncio.sleep(dice.uniform(0, KILL_AFTER_S_MAX))
         at = time.perf_counter()
         os.kill(killed, 9)
-    side.pauses += pauses_after(answers, at)
+    side.pauses += pauses_after(answers, at, _grounded(side) - before)
+    side.wait_for_spare()
     side.parts.append(side.worker()["start_s"])
+
+
+def _grounded(side: Side) -> int:
+    """How many streams have lost a worker so far."""
+    return int(side.status()["gateway"]["failover"].get("grounded", 0))
 
 
 async def reload(side: Side, port: str) -> None:
@@ -169,17 +185,24 @@ async def make_one_beside(side: Side) -> tuple[list[float], list[float], float]:
 
 
 @contextlib.contextmanager
-def serving(spare: int, model: Sequence[str], folder: Path) -> Iterator[tuple[Side, str]]:
+def serving(spare: int, replicas: int, model: Sequence[str], folder: Path) -> Iterator[tuple[Side, str]]:
     """A `serve` with its spare, or without; and its port."""
     port = free_port()
-    flags = [f"--port={port}", f"--spare={spare}", "--deaths-max=1000000", "--prefix-cache-disk=0", *model]
+    flags = [
+        f"--port={port}",
+        f"--spare={spare}",
+        f"--replicas={replicas}",
+        "--deaths-max=1000000",
+        "--prefix-cache-disk=0",
+        *model,
+    ]
     nothing_said = {name: "" for name in os.environ if name.startswith("ROUNDHOUSE_")}
     environ = {"XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder), **nothing_said}
     log = folder / f"serve-{spare}.log"
     with running("deploy", ["serve", *flags], environ, log=log) as process:
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/ready", process)
-        yield Side(spare, Server("roundhouse", url, process), process, log, environ), str(port)
+        yield Side(spare, replicas, Server("roundhouse", url, process), process, log, environ), str(port)
 
 
 async def run(sides: Sequence[Side], ports: Sequence[str], kills: int, reloads: int) -> None:
@@ -250,6 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--reloads", type=int, default=10)
     parser.add_argument("--made", type=int, default=5, help="spares made beside streams")
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--model", help="a folder; none: the embedded model")
     parser.add_argument("--gigabytes", type=float, help="a model made for this, so large")
     asked = parser.parse_args(arguments)
@@ -260,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = [f"--model={folder}"] if folder else []
         folders = [stack.enter_context(socket_folder()) for _ in SIDES]
         served = [
-            stack.enter_context(serving(spare, model, folder))
+            stack.enter_context(serving(spare, asked.replicas, model, folder))
             for spare, folder in zip(SIDES, folders, strict=True)
         ]
         sides = [side for side, _ in served]

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -37,13 +37,14 @@ def running(
     *,
     silent: bool = False,
     log: Path | None = None,
+    python: str = sys.executable,
 ) -> Iterator[psutil.Process]:
-    """`python -m module arguments…`, with `environ` over our own variables, while the context is open.
-    `silent`: what it says is thrown away; `log`: or kept in a file."""
+    """`python -m module arguments…`, with `environ` over our own variables, while the context is open; its
+    children end with it. `silent`: what it says is thrown away; `log`: or kept in a file."""
     with contextlib.ExitStack() as files:
         output = files.enter_context(log.open("ab")) if log else subprocess.DEVNULL if silent else None
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             env={**os.environ, **(environ or {})},
             stdout=output,
             stderr=output,
@@ -51,12 +52,31 @@ def running(
     try:
         yield psutil.Process(process.pid)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S_MAX)
-        except subprocess.TimeoutExpired:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asked first, then made to; and what it leaves behind."""
+    children = tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
+    process.terminate()
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _kill(children)
+
+
+def kill_tree(process: psutil.Process) -> None:
+    """SIGKILL to a process and all that it has started; nothing where it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        _kill(tree(process))
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-            process.wait()
 
 
 @contextlib.contextmanager
@@ -88,15 +108,16 @@ def kill_worker(url: str, after_s: float) -> None:
 
     Raises `TimeoutError`, or `ProcessLookupError` when there is no worker to kill.
     """
-    killed = _serving_worker(url)
+    killed = serving_worker(url)
     if killed is None:
         raise ProcessLookupError(f"no worker serves {url}")
     time.sleep(after_s)
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: _serving_worker(url) not in (None, killed), f"no other worker served {url}")
+    wait_until(lambda: serving_worker(url) not in (None, killed), f"no other worker served {url}")
 
 
-def _serving_worker(url: str) -> int | None:
+def serving_worker(url: str) -> int | None:
+    """The process id of the worker of our gateway at `url` that is ready; None where none is."""
     with urllib.request.urlopen(f"{url}/v1/status", timeout=START_S_MAX) as answer:
         workers = json.load(answer)["workers"]
     return next((int(worker["pid"]) for worker in workers if worker["state"] == "ready"), None)
@@ -109,6 +130,16 @@ def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{otherwise} within {START_S_MAX} s")
         time.sleep(0.05)
+
+
+def tree(process: psutil.Process) -> list[psutil.Process]:
+    """The process, then its children and theirs. Raises `psutil.NoSuchProcess`."""
+    return [process, *process.children(recursive=True)]
+
+
+def tree_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and its children that still run. Raises `psutil.NoSuchProcess`."""
+    return sum(cpu_s(each) for each in tree(process))
 
 
 def cpu_s(process: psutil.Process) -> float:

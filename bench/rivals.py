@@ -1,9 +1,14 @@
-"""Our server and upstream's two, each as its user starts it, on one model folder and under one BLAS."""
+"""Our server and its rivals, each as its user starts it, on one model folder and under one BLAS.
+
+Upstream's two come from our own environment; the others, which ask for other versions of upstream, from an
+environment of their own, made when one of them is first named.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +16,22 @@ from typing import Any
 import psutil
 
 from bench.processes import free_port, running, socket_folder, wait_for
+from tests.conformance.drivers import Environment
+from tests.conformance.environments import make
 from worker.preload import find_openblas
 
 NAMES = ("roundhouse", "mlx_lm.server", "mlx_vlm.server")
+_HEAVY = ("torch", "torchvision")
+"""On Linux 3 GB of CUDA, and nothing that answers a request imports them."""
+FOREIGN = {
+    name: Environment(name, "python", (f"{name}=={version}", "mlx[cpu]"), without=_HEAVY)
+    for name, version in (("vllm-mlx", "0.6.0"), ("rapid-mlx", "0.16.10"))
+}
+INSTALLED = Path(".venv") / "rivals"
+
+
+class NotServing(Exception):
+    """A server that does not come up; with the last that it said."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,33 @@ class Server:
     process: psutil.Process
     fields: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one is started. `own`: a folder that lives as long as the server."""
+
+    folder: Path
+    port: int
+    rows_max: int
+    reuse: bool
+    own: Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """`python -m module …`; `ready`: the path that answers 200 once it serves."""
+
+    module: str
+    arguments: Sequence[str]
+    environ: dict[str, str]
+    fields: dict[str, Any]
+    ready: str = "/health"
+    python: str = sys.executable
+
 
 @contextlib.contextmanager
 def servers(
@@ -32,40 +77,95 @@ def servers(
 ) -> Iterator[list[Server]]:
     """Those named, all up at once; idle ones wait on a queue. What they keep on disk goes when they go.
 
-    `reuse`: prefix caches that have to be switched on are.
+    `reuse`: prefix caches that have to be switched on are. Raises `NotServing`.
     """
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(_server(name, folder, rows_max, reuse)) for name in names]
+        yield [stack.enter_context(server(name, folder, rows_max, reuse=reuse)) for name in names]
 
 
 @contextlib.contextmanager
-def _server(name: str, folder: Path, rows_max: int, reuse: bool) -> Iterator[Server]:
-    port, rows = free_port(), str(rows_max)
-    url = f"http://127.0.0.1:{port}"
-    where = ["--model", str(folder), "--port", str(port)]
-    fields: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        own = stack.enter_context(socket_folder())
-        match name:
-            case "roundhouse":
-                flags = ["--endpoint", f"ipc://{own}/line", "--max-running", rows, "--log-level", "warning"]
-                # Its own each time: every run sends the same prompts, and must find none of the last run's.
-                flags += ["--prefix-cache-dir", str(own / "prefixes")]
-                server = running("deploy", ["serve", *where, *flags])
-                ready, fields = "/ready", {"ignore_eos": True}
-            case "mlx_lm.server":
-                server = running(name, [*where, "--decode-concurrency", rows], _blas(), silent=True)
-                ready = "/health"
-            case "mlx_vlm.server":
-                flags = ["--host", "127.0.0.1", "--max-num-seqs", rows]
-                cache = {"APC_ENABLED": "1", "APC_DISK_PATH": str(own / "prefixes")} if reuse else {}
-                server = running(name, [*where, *flags], _blas() | cache, silent=True)
-                ready, fields = "/health", {"model": str(folder)}
-            case _:
-                raise ValueError(f"no server is called {name!r}; there are {', '.join(NAMES)}")
-        process = stack.enter_context(server)
-        wait_for(url + ready, process)
-        yield Server(name, url, process, fields)
+def server(name: str, folder: Path, rows_max: int, *, reuse: bool = False) -> Iterator[Server]:
+    """One of them. Raises `NotServing`, or `tests.conformance.environments.NotMade` where there is none."""
+    with socket_folder() as own:
+        start = Start(folder, free_port(), rows_max, reuse, own)
+        command = command_of(name, start)
+        log = own / "log"
+        with started(command, log) as process:
+            url = f"http://127.0.0.1:{start.port}"
+            try:
+                wait_for(url + command.ready, process)
+            except (ChildProcessError, TimeoutError) as error:
+                raise NotServing(f"{error}: {_last_line(log)}") from error
+            yield Server(name, url, process, command.fields)
+
+
+def started(command: Command, log: Path) -> contextlib.AbstractContextManager[psutil.Process]:
+    """Its process, not waited for."""
+    return running(command.module, command.arguments, command.environ, log=log, python=command.python)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def command_of(name: str, start: Start) -> Command:
+    """How the server of that name is started. Raises `ValueError` where none is called so."""
+    if name not in _COMMANDS:
+        raise ValueError(f"no server is called {name!r}; there are {', '.join(_COMMANDS)}")
+    return _COMMANDS[name](start)
+
+
+def _ours(start: Start) -> Command:
+    flags = ["--endpoint", f"ipc://{start.own}/line", "--max-running", str(start.rows_max)]
+    # Its own each time: every run sends the same prompts, and must find none of the last run's.
+    flags += ["--log-level", "warning", "--prefix-cache-dir", str(start.own / "prefixes")]
+    return Command("deploy", ["serve", *_where(start), *flags], {}, {"ignore_eos": True}, "/ready")
+
+
+def _mlx_lm(start: Start) -> Command:
+    rows = ["--decode-concurrency", str(start.rows_max)]
+    return Command("mlx_lm.server", [*_where(start), *rows], _blas(), {})
+
+
+def _mlx_vlm(start: Start) -> Command:
+    flags = ["--host", "127.0.0.1", "--max-num-seqs", str(start.rows_max)]
+    cache = {"APC_ENABLED": "1", "APC_DISK_PATH": str(start.own / "prefixes")} if start.reuse else {}
+    fields = {"model": str(start.folder)}
+    return Command("mlx_vlm.server", [*_where(start), *flags], _blas() | cache, fields)
+
+
+def _vllm_mlx(start: Start) -> Command:
+    flags = ["--port", str(start.port), "--host", "127.0.0.1", "--max-num-seqs", str(start.rows_max)]
+    return _foreign("vllm-mlx", "vllm_mlx.cli", start, [*flags, "--continuous-batching"])
+
+
+def _rapid_mlx(start: Start) -> Command:
+    flags = ["--port", str(start.port), "--host", "127.0.0.1", "--max-num-seqs", str(start.rows_max)]
+    reuse = ["--hybrid-cache-entries", "8"] if start.reuse else []
+    return _foreign("rapid-mlx", "rapid_mlx.cli", start, [*flags, *reuse])
+
+
+def _foreign(name: str, module: str, start: Start, flags: Sequence[str]) -> Command:
+    python = make(FOREIGN[name], INSTALLED) / "bin" / "python"
+    # What they keep of prefixes lies at home, and nothing is looked up on the net.
+    environ = _blas() | {"HOME": str(start.own), "HF_HUB_OFFLINE": "1"}
+    fields = {"model": str(start.folder)}
+    return Command(module, ["serve", str(start.folder), *flags], environ, fields, python=str(python))
+
+
+def _where(start: Start) -> list[str]:
+    return ["--model", str(start.folder), "--port", str(start.port)]
+
+
+_COMMANDS: dict[str, Callable[[Start], Command]] = {
+    "roundhouse": _ours,
+    "mlx_lm.server": _mlx_lm,
+    "mlx_vlm.server": _mlx_vlm,
+    "vllm-mlx": _vllm_mlx,
+    "rapid-mlx": _rapid_mlx,
+}
+KNOWN = tuple(_COMMANDS)
 
 
 def _blas() -> dict[str, str]:

@@ -20,6 +20,7 @@ from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.inspection import Inspection
+from broker.dispatch.routing import Routing
 from broker.http.auth import Keyring, KeysError
 from broker.http.limits import Shares
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
@@ -46,7 +47,7 @@ def build(
 ) -> tuple[Gateway, ASGIApp]:
     """The gateway's parts, joined. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
     endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
-    link = Link(endpoint, configured.curve_keys)
+    link = Link(endpoint, configured.curve_keys, join=configured.join)
     foreman = Foreman.find(os.environ)
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
@@ -64,8 +65,10 @@ def build(
             hung_s=configured.hung_timeout_s,
             unload_after_s=configured.unload_after_s,
         ),
-        kill=link.kill if endpoint.startswith("ipc:") else None,
+        end=link.end,
         tell=foreman.tell if foreman else None,
+        routing=Routing(time.monotonic, configured.routing),
+        host=os.uname().nodename,
     )
     gateway = Gateway(
         settings=configured,
@@ -123,7 +126,7 @@ def main(network: Network | None = None) -> int:
         keyring = Keyring(configured.api_keys, configured.api_keys_file)
         check_exposure(listeners, keyring, configured.insecure_no_keys)
     except (ListenError, KeysError, OSError) as error:
-        settings.exit_with("gateway", str(error))
+        settings.exit_with("gateway", error)
     try:
         gateway, app = build(configured, keyring, fetch)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:

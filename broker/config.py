@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from broker.dispatch.routing import Method
 from protocol import logs
 from protocol.settings import public_name
 from protocol.sizes import Size
@@ -29,6 +30,19 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
             description="where workers connect; empty: a socket named after the port in the runtime directory"
         ),
     ] = ""
+    join: Annotated[
+        str,
+        Meta(
+            description="where workers of other machines connect besides, as tcp://HOST:PORT; empty: nowhere"
+        ),
+    ] = ""
+    routing: Annotated[
+        Method,
+        Meta(
+            description="affinity: of several workers of a model one that has run a prompt's beginning is"
+            " preferred; load: the least loaded"
+        ),
+    ] = "affinity"
     curve_keys: Annotated[
         Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint off loopback")
     ] = None

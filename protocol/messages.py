@@ -175,12 +175,14 @@ ToWorker = Welcome | Rejected | Request | Cancel | ClearCache
 
 
 class Hello(Message, frozen=True):
-    """The first message of a worker on a connection."""
+    """The first message of a worker on a connection. `host`: the machine that it runs on, by its name; empty:
+    not said."""
 
     version: int
     model: Name
     pid: Pid
     versions: dict[str, str] = {}
+    host: Name = ""
 
 
 class Loading(Message, frozen=True):
@@ -195,9 +197,10 @@ class Ready(Message, frozen=True):
     limited. `tokens_max`: as many tokens of prompts and answers as all rows can have at once, by their number
     and by their bytes; 0: not said. `identity`: the same for workers that can go on with each other's
     answers, while `model` is a name that may come to stand for another one. `start_s`: what each part of its
-    start took, in seconds. `plan`: what runs the model, and how it is split, where that is not one process
-    alone; of two plans answers may differ in their words. `stands_in`: it goes on with what another model
-    began under its name."""
+    start took, in seconds. `store`: where it writes prefixes, the same for those who find each other's when
+    they start; empty: nowhere. `plan`: what runs the model, and how it is split, where that is not one
+    process alone; of two plans answers may differ in their words. `stands_in`: it goes on with what another
+    model began under its name."""
 
     model: Name
     context_length: Count
@@ -208,6 +211,7 @@ class Ready(Message, frozen=True):
     tokens_max: Count = 0
     identity: str = ""
     start_s: dict[str, float] = {}
+    store: Name = ""
     plan: str = ""
     stands_in: bool = False
 

@@ -25,7 +25,9 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `weight_bytes`: the size of its weight files; None: they are not on this machine. `memory_bytes`: what its
     processes hold. `leaving`: those, by id, that end as soon as their requests have, and take no more.
-    `restarts`: how often a process of it ended that was not told to, and `last_end` how the last one did.
+    `restarts`: how often a process of it ended that was not told to, `last_end` how the last one did, and
+    `last_end_reason` the same as a code: `sigkill`, `exit_1`, `not_started`. `replicas`: how many
+    workers it has.
     """
 
     name: str
@@ -37,6 +39,8 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaving: list[int] = []
     restarts: int = 0
     last_end: str = ""
+    last_end_reason: str = ""
+    replicas: int = 1
 
 
 class Roster(Struct, frozen=True, kw_only=True, omit_defaults=True):

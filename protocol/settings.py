@@ -10,25 +10,22 @@ repeated, and written in the singular. Everything wrong is reported at once, eac
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from protocol import sizes
+from protocol.wording import in_words, meant, strangers
 
 EXIT_CONFIGURATION = 78
 """sysexits' EX_CONFIG: starting again will not help until a person changes something."""
 
 SECTIONS = ("serve", "gateway", "worker", "models")
 _ENV = "ROUNDHOUSE_"
-_ALIKE_MIN = 0.7
-"""So alike, of 1, two names must be for one to be taken for the other."""
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -55,11 +52,24 @@ class _Given(NamedTuple):
 
 
 def read(
-    kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
+    kind: type[S],
+    section: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    program: str,
+    about: str,
+    elsewhere: Mapping[str, type[msgspec.Struct]] | None = None,
 ) -> S:
-    """The settings of a process. Raises `SettingsError`; `--help` prints and exits."""
+    """The settings of a process. `elsewhere`: those of others that have no flag here, by their section.
+
+    Raises `SettingsError`; `--help` prints and exits.
+    """
     fields = [field.encode_name for field in msgspec.structs.fields(kind)]
-    flags = vars(_parser(kind, program, about).parse_args(list(argv)))
+    given, unknown = _parser(kind, program, about).parse_known_args(list(argv))
+    if unknown:
+        raise SettingsError("\n".join(strangers(unknown, fields, elsewhere or {}, program)))
+    flags = vars(given)
     config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
     errors: list[str] = []
     values: dict[str, _Given] = {}
@@ -91,7 +101,7 @@ def read_or_exit(
     try:
         return read(kind, section, argv, environ, program=program, about=about)
     except SettingsError as error:
-        exit_with(program, str(error))
+        exit_with(program, error)
 
 
 def unknown_keys(
@@ -102,12 +112,6 @@ def unknown_keys(
     return [
         f"{path}: unknown key {key} in [{section}]{meant(key, known)}" for key in table if key not in known
     ]
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """Which one may be meant by an unknown name, to be said after it; or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE_MIN)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def refusal(kind: type[msgspec.Struct], name: str, value: object) -> str | None:
@@ -127,8 +131,9 @@ def refusal(kind: type[msgspec.Struct], name: str, value: object) -> str | None:
     return why if _why_not(hint, _Given(str(value), "")) else None
 
 
-def exit_with(program: str, message: str) -> NoReturn:
+def exit_with(program: str, reason: str | Exception) -> NoReturn:
     """End the process for a reason only a person can mend."""
+    message = in_words(reason) if isinstance(reason, Exception) else reason
     for line in message.splitlines():
         print(f"{program}: {line}", file=sys.stderr)
     raise SystemExit(EXIT_CONFIGURATION)
@@ -192,8 +197,11 @@ def _metavar(field: str) -> str:
 def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: list[str]) -> dict[str, _Given]:
     try:
         document = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        errors.append(f"{path}: {error}")
+    except OSError as error:
+        errors.append(in_words(error))
+        return {}
+    except ValueError as error:
+        errors.append(f"{path} is no TOML: {error}")
         return {}
     errors += [
         f"{path}: unknown section [{name}]{meant(name, SECTIONS)}"

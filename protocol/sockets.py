@@ -121,13 +121,17 @@ def bind_router(
     context: zmq.Context[zmq.Socket[bytes]],
     endpoint: str,
     curve: Curve | None,
+    join: str = "",
     *,
     beat_ms: int = 0,
     changes: int = CHANGES,
 ) -> zmq.Socket[bytes]:
-    """The gateway's end. `beat_ms`: how often peers must be heard of; 0: they need not. `changes`: what its
-    monitor tells. Raises `EndpointError`, or `zmq.ZMQError` when the address is taken."""
-    check_endpoint(endpoint, curve)
+    """The gateway's end. `join`: another address, if there is to be one. `beat_ms`: how often peers must be
+    heard of; 0: they need not. `changes`: what its monitor tells. Raises `EndpointError`, or `zmq.ZMQError`
+    when an address is taken."""
+    endpoints = [endpoint, join] if join else [endpoint]
+    for address in endpoints:
+        check_endpoint(address, curve)
     socket = context.socket(zmq.ROUTER)
     _prepare(socket, GATEWAY_FRAME_BYTES_MAX, beat_ms, changes)
     # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
@@ -140,9 +144,10 @@ def bind_router(
         socket.curve_secretkey = curve.secret
         socket.curve_publickey = curve.gateway_public
         socket.setsockopt(zmq.ZAP_DOMAIN, b"roundhouse")
-    # Whoever may write to a Unix socket may connect to it, wherever it was asked for.
-    with made_private() if endpoint.startswith("ipc:") else nullcontext():
-        socket.bind(endpoint)
+    for address in endpoints:
+        # Whoever may write to a Unix socket may connect to it, wherever it was asked for.
+        with made_private() if address.startswith("ipc:") else nullcontext():
+            socket.bind(address)
     return socket
 
 

@@ -12,9 +12,11 @@ it.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,19 +59,58 @@ class Oracle:
 
 def main() -> None:
     preload_openblas(sys.argv)
-    from mlx_lm.utils import load
-
     for line in sys.stdin:
         question = json.loads(line)
-        model, tokenizer, *_ = load(question["folder"])
-        said = [_generate(model, tokenizer, request) for request in question["requests"]]
-        print(json.dumps(said), flush=True)
+        generate = _open(Path(question["folder"]))
+        print(json.dumps([generate(request) for request in question["requests"]]), flush=True)
+
+
+def _open(folder: Path) -> Callable[[Request], dict[str, Any]]:
+    """Upstream with its model: mlx-lm, or mlx-vlm where that alone has the family."""
+    from worker.models.config import read_config, reads
+
+    if not reads(read_config(folder, folder.name)):
+        return partial(_generate_whole, open_whole(folder))
+    from mlx_lm.utils import load
+
+    model, tokenizer, *_ = load(str(folder))
+    return partial(_generate, model, tokenizer)
+
+
+def open_whole(folder: Path) -> Any:
+    """mlx-vlm's network. What of it there are no weights for, it says on the log."""
+    from mlx_vlm.utils import load_model
+
+    logging.getLogger().setLevel(logging.ERROR)
+    return load_model(folder)
+
+
+def _generate_whole(network: Any, request: Request) -> dict[str, Any]:
+    """A prompt as it stands, by the steps that `mlx_vlm.stream_generate` puts into text."""
+    import mlx.core as mx
+    from mlx_vlm.generate import generate_step
+
+    ids = mx.array([request["tokens"]])
+    steps = generate_step(
+        ids,
+        network,
+        None,
+        mx.ones_like(ids),
+        max_tokens=request["max_tokens"],
+        temperature=0.0,
+        logits_processors=_processors(request),
+    )
+    return {"tokens": [token for token, _ in steps]}
+
+
+def _processors(request: Request) -> list[Any] | None:
+    from tests.worker.rules import RuleGrammar, processor
+
+    return [processor(RuleGrammar(request["rule"]))] if "rule" in request else None
 
 
 def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
     import mlx_lm
-
-    from tests.worker.rules import RuleGrammar, processor
 
     endless = "tokens" in request
     prompt = (
@@ -80,9 +121,8 @@ def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
     ends = tokenizer.eos_token_ids
     if endless:
         tokenizer.eos_token_ids = set()
-    processors = [processor(RuleGrammar(request["rule"]))] if "rule" in request else None
     steps = mlx_lm.stream_generate(
-        model, tokenizer, prompt, max_tokens=request["max_tokens"], logits_processors=processors
+        model, tokenizer, prompt, max_tokens=request["max_tokens"], logits_processors=_processors(request)
     )
     # The end token is reported as the last step's token, and is no part of the text.
     ids = [step.token for step in steps if endless or step.token not in ends]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict
 
 from tests.worker.families import Outcome
-from tests.zoo import prove_all, table
+from tests.zoo import prove_all, table, tables
 
 OUTCOMES = [
     Outcome("afm7", "equal", reuse="anywhere", why="no batches: a|b"),
@@ -36,7 +37,7 @@ def test_outcomes_come_in_order_and_a_process_that_dies_is_one_of_them() -> None
 
 def test_the_table_has_a_row_for_each_and_counts_them() -> None:
     wrong = Outcome("zyx", "wrong", batched=True, why="seed 0, row 3, token 5")
-    head, _, _, _, *rows, last = table([*OUTCOMES, wrong]).splitlines()
+    head, _, _, _, *rows, last = table("mlx-lm", [*OUTCOMES, wrong]).splitlines()
     assert head.endswith("4 families, 2 served, 1 of them in batches, 1 refused, 1 wrong.")
     assert last == "| zyx | wrong | | | seed 0, row 3, token 5 |"
     assert rows == [
@@ -45,3 +46,9 @@ def test_the_table_has_a_row_for_each_and_counts_them() -> None:
         "| plamo3 | yes | yes | within windows | cuts show "
         "(upstream's, too: its masks are a token wider than the window that is kept) |",
     ]
+
+
+def test_families_of_mlx_vlm_alone_have_a_table_of_their_own() -> None:
+    first, _, second = tables([*OUTCOMES, Outcome("aya_vision", "equal")]).partition("## ")
+    assert "aya_vision" not in first
+    assert re.findall(r"^\| (\w+) \| (?:yes|no)", second, re.MULTILINE) == ["aya_vision"]

@@ -1,8 +1,9 @@
-"""Every family that the installed mlx-lm has, proven or refused with a sentence: `make zoo [FAMILIES="…"]`.
+"""Every family that the installed mlx-lm has, and all others of mlx-vlm's, proven or refused with a
+sentence: `make zoo [FAMILIES="…"]`.
 
-The families are those of upstream's folder, so that a new one fails until it has a config or a reason in
-`tests/models/families.py`. When all have been played, `docs/models.md` is written anew. The status is 1 if
-one is wrong.
+The families are those of upstream's folders, so that a new one fails until it has a config or a reason in
+`tests/models/families.py` or `tests/models/whole_families.py`. When all have been played, `docs/models.md` is
+written anew. The status is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ from importlib.metadata import version
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from tests.models import whole_families
 from tests.models.families import CUT_SHOWS, listed
 from tests.worker.families import Outcome
 
 TABLE = Path("docs/models.md")
 _MARK = "<!-- make zoo -->\n"
-"""Behind it the table begins."""
+"""Behind it the tables begin."""
+_SECOND = """
+## Families that mlx-vlm alone has
+
+Asked for text; [operating.md](operating.md) says what is served of images. Every other family of mlx-vlm's is
+one of mlx-lm's as well, or embeds texts ([embeddings.md](embeddings.md)).
+
+"""
 
 
 class Prover:
@@ -83,12 +92,20 @@ def _line(outcome: Outcome) -> str:
     return f"{outcome.family}: {outcome.verdict}, {outcome.seconds} s. {outcome.why}"
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def tables(outcomes: Sequence[Outcome]) -> str:
     """What the documents show."""
+    whole = set(whole_families.listed())
+    first = [outcome for outcome in outcomes if outcome.family not in whole]
+    second = [outcome for outcome in outcomes if outcome.family in whole]
+    return table("mlx-lm", first) + _SECOND + table("mlx-vlm", second)
+
+
+def table(library: str, outcomes: Sequence[Outcome]) -> str:
+    """A library's families."""
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     batched = sum(outcome.batched for outcome in outcomes if outcome.verdict == "equal")
     lines = [
-        f"mlx-lm {version('mlx-lm')}, on a CPU: {len(outcomes)} families, {verdicts['equal']} served, "
+        f"{library} {version(library)}, on a CPU: {len(outcomes)} families, {verdicts['equal']} served, "
         f"{batched} of them in batches, {verdicts['refused']} refused, {verdicts['wrong']} wrong.",
         "",
         "| family | batched | prompts together | reuse | why not, and what else is to be known |",
@@ -114,15 +131,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4, help="lives of each family")
     parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument(
-        "families", nargs="*", metavar="family", help="default: all, and the table is written"
+        "families", nargs="*", metavar="family", help="default: all, and the tables are written"
     )
     asked = parser.parse_args()
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.worker.families", "--seeds", str(asked.seeds)]
-    outcomes = prove_all(asked.families or listed(), command, asked.lanes)
+    outcomes = prove_all(asked.families or [*listed(), *whole_families.listed()], command, asked.lanes)
     if not asked.families:
         before, mark, _ = TABLE.read_text(encoding="utf-8").partition(_MARK)
-        TABLE.write_text(before + mark + table(outcomes), encoding="utf-8")
+        TABLE.write_text(before + mark + tables(outcomes), encoding="utf-8")
     wrong = [outcome for outcome in outcomes if outcome.verdict == "wrong"]
     print(f"{len(outcomes)} families in {time.monotonic() - began:.0f} s, {len(wrong)} wrong")
     for outcome in wrong:

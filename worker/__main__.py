@@ -98,7 +98,7 @@ def _serve(
     try:
         service = Service(loader, configured, device_memory, laps)
     except sockets.EndpointError as error:
-        settings.exit_with("worker", str(error))
+        settings.exit_with("worker", error)
     return service.run()
 
 

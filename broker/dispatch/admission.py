@@ -46,29 +46,43 @@ class Admission:
         self._check_number(aboard, ready, len(requests))
         self._check_size(aboard, ready, requests)
 
+    def has_room(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> bool:
+        """Would `check` have these come?"""
+        return (
+            self._fits_number(aboard, ready, len(requests)) and self._lacking(aboard, ready, requests) is None
+        )
+
     def is_full(self, aboard: Sequence[Flight], ready: Ready) -> bool:
         """Would it be too much to have any request more, whatever it asks?"""
         return len(aboard) >= ready.running_max + self._waiting_max
 
     def _check_number(self, aboard: Sequence[Flight], ready: Ready, asked: int) -> None:
         room = ready.running_max + self._waiting_max
-        if len(aboard) + asked <= room:
+        if self._fits_number(aboard, ready, asked):
             return
         if asked > max(room, 1):
             message = f"{asked} answers to one request are asked for, and this server has room for {room}."
             raise RequestError(Code.INVALID_REQUEST, message, param="n")
         raise self.busy(aboard)
 
+    def _fits_number(self, aboard: Sequence[Flight], ready: Ready, asked: int) -> bool:
+        return len(aboard) + asked <= ready.running_max + self._waiting_max
+
     def _check_size(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
+        if (why := self._lacking(aboard, ready, requests)) is not None:
+            raise self.busy(aboard, why)
+
+    def _lacking(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> str | None:
+        """Why the prompts are too many tokens beside those that wait; None: they are not."""
         most = self._tokens_max(ready)
         waiting = [flight for flight in aboard if not has_begun(flight)]
         if most is None or not waiting:
-            return
+            return None
         held = sum(_prompt_tokens(flight) for flight in waiting)
         asked = sum(guessed_tokens(request) for request in requests)
-        if held + asked > most:
-            why = f"The prompts that wait have {held} tokens, and about {asked} more are over {most}"
-            raise self.busy(aboard, why)
+        if held + asked <= most:
+            return None
+        return f"The prompts that wait have {held} tokens, and about {asked} more are over {most}"
 
     def _tokens_max(self, ready: Ready) -> int | None:
         if self._waiting_tokens_max is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.dispatch.fleet import Fleet, KnownModel, Vacancy
+from broker.dispatch.fleet import Fleet, KnownModel, Vacancy, Worker
 from broker.dispatch.flights import Flights
 from broker.dispatch.residency import Residency, Use
 from protocol.errors import Code, RequestError
@@ -30,6 +30,7 @@ class Catalogue:
         *,
         unload_after_s: float | None = None,
         tell: Tell | None = None,
+        host: str = "",
     ) -> None:
         self.states: dict[str, ModelState] = {}
         """Of the models that the supervisor has named."""
@@ -37,6 +38,7 @@ class Catalogue:
         self._flights = flights
         self._clock = clock
         self._tell = tell
+        self._host = host
         self._unload_after_s = unload_after_s
         self._residency: Residency | None = None
         self._names: dict[str, str] = {}
@@ -101,18 +103,25 @@ class Catalogue:
             wanted, held = sorted(decision.wanted), decision.held | (self.states.keys() - decision.wanted)
             self._fail_refused(self._residency)
         for worker in self._fleet:
-            worker.held = worker.pid in self._leaving or worker.model in held
+            leaves = worker.pid in self._leaving or worker.model in held
+            worker.held = leaves and self._is_local(worker)
         if self._tell is not None:
-            serving = sorted(worker.pid for worker in self._fleet if worker.ready is not None)
+            local = filter(self._is_local, self._fleet)
+            serving = sorted(worker.pid for worker in local if worker.ready is not None)
             self._tell(Orders(wanted=wanted, serving=serving, idle=self._idle()))
 
     def _idle(self) -> list[int]:
-        leaving = [worker for worker in self._fleet if worker.pid in self._leaving]
+        local = filter(self._is_local, self._fleet)
+        leaving = [worker for worker in local if worker.pid in self._leaving]
         busy = {worker.pid for worker in leaving if self._flights.aboard(worker.incarnation)}
         return sorted(self._leaving - busy)
 
+    def _is_local(self, worker: Worker) -> bool:
+        """It may be a process of the supervisor's: on another machine the same number is another process."""
+        return worker.host in ("", self._host) or not self._host
+
     def _use(self, name: str) -> Use:
-        workers = [worker for worker in self._fleet if worker.model == name]
+        workers = [worker for worker in filter(self._is_local, self._fleet) if worker.model == name]
         waiting = self._flights.waiting(name)
         return Use(
             loaded=any(worker.fit for worker in workers),

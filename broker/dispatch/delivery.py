@@ -67,7 +67,7 @@ class Delivery:
         is_news = flight is not None and flight.accept(message)
         return tokens_told(message) if is_news else 0
 
-    def pass_on(self, message: Reused | Finished | Failed) -> None:
+    def pass_on(self, worker: Worker, message: Reused | Finished | Failed) -> None:
         """How one request stands, or how it has ended."""
         flight = self._flight(message.id, message.incarnation)
         if flight is None:
@@ -84,9 +84,14 @@ class Delivery:
             case _:
                 if flight.end(message):
                     self._failover.ended(flight)
-                    # What is only counted says nothing of how long those take that are run.
-                    if isinstance(message, Finished) and not runs_nothing(flight.request):
-                        self._admission.served(self._clock() - flight.opened_at)
+                    if isinstance(message, Finished):
+                        self._finished(worker, flight, message)
+
+    def _finished(self, worker: Worker, flight: Flight, message: Finished) -> None:
+        self._failover.routing.finished(flight, worker, message)
+        # What is only counted says nothing of how long those take that are run.
+        if not runs_nothing(flight.request):
+            self._admission.served(self._clock() - flight.opened_at)
 
     def score(self, message: Scored) -> int:
         """How likely a part of a prompt is. How many of its tokens are news."""

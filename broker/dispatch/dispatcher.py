@@ -21,6 +21,7 @@ from broker.dispatch.fleet import Fleet, Vacancy, Verdict, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
 from broker.dispatch.history import History
+from broker.dispatch.routing import Routing
 from broker.dispatch.traffic import Traffic
 from protocol.errors import Code, RequestError
 from protocol.messages import (
@@ -49,9 +50,9 @@ from protocol.tasks import Task
 
 log = logging.getLogger(__name__)
 
-Kill = Callable[[str, int], bool]
-"""(incarnation, process id) -> whether a worker of this machine, which hangs, was ended. It is not where
-it has named a process that is not its own."""
+End = Callable[[str, int], str]
+"""(incarnation, process id) -> what was done about a worker that hangs, in words: killed, where it is a
+process of this machine and the one that it has named; cut off, where it may be of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,12 @@ class Dispatcher:
         send: Send,
         clock: Callable[[], float],
         timeouts: Timeouts | None = None,
-        kill: Kill | None = None,
+        end: End | None = None,
         tell: Tell | None = None,
+        routing: Routing | None = None,
+        host: str = "",
     ) -> None:
+        """`host`: the machine that this is; workers of others are no processes of the supervisor's."""
         self._timeouts = timeouts = timeouts or Timeouts()
         self.incarnation = incarnation
         self.fleet = fleet
@@ -94,9 +98,12 @@ class Dispatcher:
             clock=clock,
             timeout_s=timeouts.failover_s,
             load_timeout_s=timeouts.load_s,
+            routing=routing,
         )
         unload_after_s = timeouts.unload_after_s
-        self.catalogue = Catalogue(fleet, self.flights, clock, unload_after_s=unload_after_s, tell=tell)
+        self.catalogue = Catalogue(
+            fleet, self.flights, clock, unload_after_s=unload_after_s, tell=tell, host=host
+        )
         self.admission = admission
         self.dropped: Counter[str] = Counter()
         self._delivery = Delivery(
@@ -113,7 +120,7 @@ class Dispatcher:
         self._clearings = Clearings()
         self._send = send
         self._clock = clock
-        self._kill = kill
+        self._end = end
 
     # --- what clients want ---
 
@@ -153,6 +160,8 @@ class Dispatcher:
         if isinstance(found, Vacancy) or not self._is_there(found):
             # It has been told to stop, was lost, or has come, since then; another may have its model.
             found = self.find(found.model)
+        if isinstance(found, Worker):
+            found = self.failover.steer(found, requests[0], lambda worker: self._has_room(worker, requests))
         assert found.ready is not None
         self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
@@ -172,6 +181,10 @@ class Dispatcher:
                 self.flights.close(flight)
             self.failover.place()
             self.catalogue.update()
+
+    def _has_room(self, worker: Worker, requests: Sequence[Request]) -> bool:
+        ready = worker.ready
+        return ready is not None and self.admission.has_room(self.present(worker), ready, requests)
 
     def _is_there(self, worker: Worker) -> bool:
         return worker.serves and self.fleet.get(worker.incarnation) is worker
@@ -266,7 +279,7 @@ class Dispatcher:
                 self._delivery.reconcile(worker, message)
                 self.fleet.heartbeat(worker, message, now)
             case Reused() | Finished() | Failed():
-                self._delivery.pass_on(message)
+                self._delivery.pass_on(worker, message)
             case Loading():
                 self.fleet.loading(worker, message)
             case Ready():
@@ -281,6 +294,7 @@ class Dispatcher:
             case Goodbye():
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
             case CacheCleared():
+                self.failover.routing.affinity.forget(worker.incarnation)
                 if not self._clearings.answer(message):
                     self.dropped["no_clearing"] += 1
             case _:
@@ -322,11 +336,10 @@ class Dispatcher:
                 self.failover.cancel(flight)
             self.traffic.of(worker.model).losses[verdict.value] += 1
             self._ground(worker, f"is {verdict.value}", died=True)
-        if self._kill is not None:
+        if self._end is not None:
             for worker in self.fleet.hung(now, self._timeouts.hung_s):
-                killed = self._kill(worker.incarnation, worker.pid)
-                how = "is killed" if killed else "is left alone: it is not known to be that process"
-                log.error("worker for %s (pid %d) hangs, and %s", worker.model, worker.pid, how)
+                how = self._end(worker.incarnation, worker.pid)
+                log.error("worker for %s (pid %d) hangs, and is %s", worker.model, worker.pid, how)
         self.catalogue.update()
         self.failover.sweep()
         self.history.tick(now)

@@ -15,10 +15,11 @@ from broker.dispatch.berths import Berth, departures
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
+from broker.dispatch.routing import Desk, Routing
 from broker.dispatch.suspects import GUILTY, REMAND_S, SETTLED_S, Standing, Suspects, mark_of
 from protocol.about import about
 from protocol.errors import Code, RequestError
-from protocol.messages import Cancel, Message
+from protocol.messages import Cancel, Message, Request
 from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,11 @@ class Failover:
         clock: Callable[[], float],
         timeout_s: float,
         load_timeout_s: float,
+        routing: Routing | None = None,
     ) -> None:
         """`timeout_s`: how long those wait that have lost their worker, `load_timeout_s`: newcomers."""
         self.suspects = Suspects(clock)
+        self.routing = routing or Routing(clock)
         self.counts: Counter[str] = Counter()
         """What became of flights that lost their worker, or a part of what it said."""
         self.continued_by: Counter[str] = Counter()
@@ -73,6 +76,18 @@ class Failover:
         waits = tries or any(standing(f) in (Standing.SUSPECT, Standing.ALONE) for f in waiting)
         return waits, len(aboard)
 
+    def steer(self, found: Worker, request: Request, has_room: Callable[[Worker], bool]) -> Worker:
+        """Which of the workers that can do what this one can a new request goes to."""
+        peers = [worker for worker in self._fleet if worker.serves and worker.stands_in_for(found)]
+        if len(peers) < 2:
+            return found
+        open_ones = [worker for worker in peers if not self.load(worker)[0]] or peers
+        return self.routing.newcomer(request, self._desks(list(filter(has_room, open_ones)) or open_ones))
+
+    def _desks(self, workers: Sequence[Worker]) -> list[Desk]:
+        """Of workers of one model."""
+        return self.routing.desks([(each, self._flights.aboard(each.incarnation)) for each in workers])
+
     def depart(self, flights: Sequence[Flight], worker: Worker | None) -> None:
         """Newcomers board, all of them, or wait until that worker or another of its model takes them. None:
         there is no worker yet.
@@ -92,8 +107,17 @@ class Failover:
                 sent = self._board(flight, worker)
             except WireError as error:  # a number beyond 64 bits in a tool's schema, say
                 raise _cannot_be_sent(error) from None
-            if not sent:
+            if not sent and not self._has_others(worker):
                 raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
+            if not sent:  # it is about to be found lost, and another one takes them
+                self._flights.leave(flight, flight.waiting_since)
+        self.place()
+
+    def _has_others(self, worker: Worker) -> bool:
+        """Another one serves what it serves."""
+        return any(
+            other.serves and other.model == worker.model for other in self._fleet if other is not worker
+        )
 
     def _board(self, flight: Flight, worker: Worker) -> bool:
         message = self._flights.board(flight, worker.incarnation, self._clock())
@@ -102,6 +126,7 @@ class Failover:
         if flight.continued_by != before:
             self.continued_by[flight.continued_by] += 1
         flight.limit(worker.ready.context_length if worker.ready else 0)
+        self.routing.boarded(flight, worker)
         return self._send(worker.incarnation, message, flight.media)
 
     def place(self) -> None:
@@ -109,18 +134,8 @@ class Failover:
         waiting = self._flights.waiting()
         if not waiting:
             return
-        standing = self.suspects.standing
-        berths = [
-            Berth.of(
-                worker,
-                self._flights.aboard(worker.incarnation),
-                standing,
-                settled=self._calm_s(worker.model) >= SETTLED_S,
-            )
-            for worker in self._fleet
-            if worker.serves
-        ]
-        for flight, berth in departures(waiting, berths, standing):
+        berths = [berth for model in {flight.model for flight in waiting} for berth in self._berths(model)]
+        for flight, berth in departures(waiting, berths, self.suspects.standing, self.routing.pick):
             try:
                 sent = self._board(flight, berth.worker)
             except WireError as error:
@@ -133,6 +148,19 @@ class Failover:
                 self.counts["resumed"] += 1
                 log.info("%s goes on behind %d tokens", flight.id, flight.progress, extra=about(flight.id))
         self._fail_strangers()
+
+    def _berths(self, model: str) -> list[Berth]:
+        settled = self._calm_s(model) >= SETTLED_S
+        serving = [worker for worker in self._fleet if worker.serves and worker.model == model]
+        return [
+            Berth.of(
+                desk,
+                self._flights.aboard(desk.worker.incarnation),
+                self.suspects.standing,
+                settled=settled,
+            )
+            for desk in self._desks(serving)
+        ]
 
     def _fail_strangers(self) -> None:
         """Nobody can finish what another model began, though it now has that one's name."""

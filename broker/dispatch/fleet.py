@@ -8,9 +8,10 @@ or stalled worker that comes back is taken back; a dead one never: its successor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from broker.dispatch.workload import Pace
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
 from protocol.parts import Capabilities
@@ -55,6 +56,11 @@ class Worker:
     """When it got its verdict."""
     answered_at: float | None = None
     """When it last brought requests something."""
+    host: str = ""
+    """The machine that it runs on, by its own word; empty: it does not say."""
+    pace: Pace = field(default_factory=Pace)
+    boarded: int = 0
+    """Requests that it was sent, those that came from another worker among them."""
 
     @property
     def state(self) -> str:
@@ -79,6 +85,10 @@ class Worker:
     def capabilities(self) -> Capabilities:
         return self.ready.capabilities if self.ready else Capabilities()
 
+    def stands_in_for(self, other: Worker) -> bool:
+        """What was made for the other one can go to this one."""
+        return self.model == other.model and self.capabilities == other.capabilities
+
     @property
     def cache_bytes(self) -> int:
         """Of its requests and of stored prefixes, by its last beat."""
@@ -98,6 +108,11 @@ class Worker:
     def stands_in(self) -> bool:
         """It goes on with what another model began under its name."""
         return self.ready is not None and self.ready.stands_in
+
+    @property
+    def store(self) -> str:
+        """Where it writes prefixes: who starts there later finds them. Empty: nowhere."""
+        return self.ready.store if self.ready else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +174,9 @@ class Fleet:
 
     def hello(self, message: Hello, now: float) -> Worker:
         """A worker introduces itself, for the first time or again after the gateway asked."""
-        worker = Worker(message.incarnation, message.model, message.pid, met_at=now, heard_at=now)
+        worker = Worker(
+            message.incarnation, message.model, message.pid, met_at=now, heard_at=now, host=message.host
+        )
         self._workers[message.incarnation] = worker
         self.models.setdefault(message.model, KnownModel(first_seen_at=now))
         return worker

@@ -23,6 +23,7 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
+from broker.dispatch.beginnings import Beginnings
 from protocol.errors import Code
 from protocol.messages import (
     Accepted,
@@ -76,6 +77,8 @@ class Leg:
     accepted: bool = False
     reused: bool = False
     deltas: int = 0
+    spared: float = 0.0
+    """The share of its prompt that its worker has probably run before, as far as was known when it began."""
     beats_missed: int = 0
     """Heartbeats in a row that should have named it and did not."""
 
@@ -90,8 +93,9 @@ class Flight:
     often in a row, without a token in between, it was sent again because something was lost on the line.
     `answered`: the places of its texts that the client has the numbers of.
     `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
-    it. `identity`: of the model that it was aboard last; `model` is only the name that was asked for.
-    `plan`: of that worker. `continued_by`: the last plan that went on with what another one had begun.
+    it, and `beginnings` of its prompt. `identity`: of the model that it was aboard last; `model` is only the
+    name that was asked for. `plan`: of that worker. `continued_by`: the last plan that went on with what
+    another one had begun.
     """
 
     request: Request
@@ -104,6 +108,7 @@ class Flight:
     mends: int = 0
     suspect: bool = False
     fingerprint: bytes = b""
+    beginnings: Beginnings | None = None
     identity: str = ""
     plan: str = ""
     continued_by: str = ""

@@ -36,7 +36,10 @@ class Tally:
         """An answer begins."""
         self.statuses[status] += 1
 
-    def refused(self, at: float, *, id: str, method: str, path: str, status: int, code: str) -> None:
+    def failed(self, code: str) -> None:
         """It is an error, of this code."""
         self.errors[code] += 1
+
+    def refused(self, at: float, *, id: str, method: str, path: str, status: int, code: str) -> None:
+        """Of a request for something: it is remembered."""
         self.refusals.append(Refusal(at, id, method, path[:PATH_CHARS_MAX], status, code))

@@ -23,14 +23,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.http.errors import error_response
 from broker.http.ids import request_id
+from broker.http.probes import PROBES
 from protocol.about import about
 from protocol.errors import Code, RequestError
 from protocol.private import read_private
 
 log = logging.getLogger(__name__)
-
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What a load balancer asks; it has no key."""
 
 _SETTLED_S = 1.0
 """A file changed so lately might change again within the same tick of the file system's clock."""
@@ -151,10 +149,10 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, keyless: frozenset[str] = frozenset()) -> None:
-        """`keyless`: paths that need none, besides `OPEN_PATHS`."""
+        """`keyless`: paths that need none, besides `PROBES`."""
         self._app = app
         self._keyring = keyring
-        self._open = OPEN_PATHS | keyless
+        self._open = PROBES | keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keyring.required and scope["path"] not in self._open:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.dispatch.tally import Tally
 from broker.http.ids import request_id
+from broker.http.probes import PROBES
 
 HEADER = b"openai-processing-ms"
 ERROR_CODE = "error_code"
@@ -40,6 +41,9 @@ class Timing:
     def _count(self, scope: Scope, status: int, now: float) -> None:
         self._tally.answered(status)
         code = scope.get("state", {}).get(ERROR_CODE)
-        if code is not None:
-            id, method, path = request_id(scope), scope["method"], scope["path"]
+        if code is None:
+            return
+        self._tally.failed(code)
+        id, method, path = request_id(scope), scope["method"], scope["path"]
+        if path not in PROBES:
             self._tally.refused(now, id=id, method=method, path=path, status=status, code=code)

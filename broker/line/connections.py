@@ -43,6 +43,15 @@ def peer_pid(descriptor: int) -> int | None:
     return pid or None  # 0: it lives in a namespace that we cannot see
 
 
+def is_distant(descriptor: int) -> bool:
+    """Whether the connection is over the Internet's protocols, and may lead to another machine."""
+    try:
+        with _opened(descriptor) as connection:
+            return isinstance(connection.getsockname(), tuple)
+    except OSError:
+        return False
+
+
 def cut(descriptor: int) -> None:
     """End a connection from below: ZeroMQ has no word for that, and finds it closed."""
     with contextlib.suppress(OSError), _opened(descriptor) as connection:

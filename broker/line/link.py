@@ -18,7 +18,7 @@ import zmq
 import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.line.connections import cut, kill_peer
+from broker.line.connections import cut, is_distant, kill_peer
 from broker.line.patience import Drop, Patience, cost
 from protocol import sockets, wire
 from protocol.messages import Accepted, Events, Message, Scored, ToGateway, tokens_told
@@ -29,6 +29,7 @@ _MESSAGES_AT_ONCE = 128
 _BYTES_AT_ONCE = 256 * 1024
 """Messages, and bytes of them, that are read before other tasks of the loop get their turn."""
 
+LEFT_ALONE = "left alone: it is not known to be that process"
 FLOODING = "it sends far more than is of use"
 
 Hear = Callable[[str, ToGateway], int]
@@ -41,14 +42,19 @@ class Link:
     """The gateway's end of the line. All that it is to call is called on the loop."""
 
     def __init__(
-        self, endpoint: str, curve_keys: Path | None, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        curve_keys: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        join: str = "",
     ) -> None:
-        """Bind. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
+        """Bind, to `join` as well if that is given. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
         curve = sockets.Curve.load(curve_keys, "gateway") if curve_keys else None
         self.errors: Counter[str] = Counter()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorman = self._start_doorman(curve_keys) if curve_keys else None
-        self._socket = sockets.bind_router(self._context, endpoint, curve)
+        self._socket = sockets.bind_router(self._context, endpoint, curve, join)
         self._monitor = self._socket.get_monitor_socket()
         self._peer_by_fd: dict[int, str] = {}
         self._patience = Patience()
@@ -103,9 +109,17 @@ class Link:
             self._read_soon()
         return True
 
-    def kill(self, peer: str, pid: int) -> bool:
-        """End the process that this peer has named as its own, if it is. False where nothing was done."""
-        return kill_peer([fd for fd, spoke in self._peer_by_fd.items() if spoke == peer], pid)
+    def end(self, peer: str, pid: int) -> str:
+        """What is done about a peer that hangs, in words. On this machine the process that it has named is
+        killed, if it is the one at the other end. Of another machine only the connection is ours to end: a
+        peer that comes to itself makes a new one, and introduces itself again."""
+        connections = [fd for fd, spoke in self._peer_by_fd.items() if spoke == peer]
+        if kill_peer(connections, pid):
+            return "killed"
+        distant = [fd for fd in connections if is_distant(fd)]
+        for fd in distant:
+            cut(fd)
+        return "cut off" if distant else LEFT_ALONE
 
     def _read_soon(self) -> None:
         """Once in a round of the loop, however often it is asked for: whoever is to take what was heard gets

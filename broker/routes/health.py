@@ -1,4 +1,4 @@
-"""GET /health and /ready, which need no key (`http.auth.OPEN_PATHS`)."""
+"""GET /health and /ready, which need no key (`http.probes`)."""
 
 from __future__ import annotations
 

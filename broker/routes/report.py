@@ -76,7 +76,7 @@ def status(
             "errors": dict(tally.errors),
         },
         "models": [_model(dispatcher, name) for name in sorted(dispatcher.fleet.models)],
-        "workers": [_worker(worker, moment) for worker in dispatcher.fleet],
+        "workers": [_worker(dispatcher, worker, moment) for worker in dispatcher.fleet],
         "requests": progress.requests(dispatcher, moment),
         "recent": progress.recent(dispatcher.traffic, tally.refusals, moment),
     }
@@ -92,14 +92,16 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
         "resident": configured is not None and configured.resident,
         "memory_bytes": configured.memory_bytes if configured else 0,
         "waiting": len(dispatcher.flights.waiting(name)),
+        "replicas": configured.replicas if configured else None,
         "restarts": configured.restarts if configured else None,
         "last_end": configured.last_end if configured else "",
+        "last_end_reason": configured.last_end_reason if configured else "",
         "losses": dict(traffic.losses),
         "answered_tokens": traffic.tokens,
     }
 
 
-def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
+def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str, Any]:
     beat, ready = worker.beat, worker.ready
     resources = beat.resources if beat else None
     return {
@@ -107,6 +109,7 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "state": worker.state,
         "incarnation": worker.incarnation,
         "pid": worker.pid,
+        "host": worker.host,
         "connected_s": round(moment.now - worker.met_at, 3),
         "uptime_s": round(resources.uptime_s, 3) if resources else None,
         "loading": _loading(worker),
@@ -116,6 +119,12 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "memory": _memory(resources) if resources else None,
         "running": beat.running if beat else 0,
         "waiting": beat.waiting if beat else 0,
+        "boarded": worker.boarded,
+        "aboard": len(dispatcher.flights.aboard(worker.incarnation)),
+        "speed": {
+            "prompt_tokens_per_s": _rounded(worker.pace.prompt),
+            "answer_tokens_per_s": _rounded(worker.pace.answer),
+        },
         "steps": beat.steps if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
         "cache_bytes_max": ready.cache_bytes_max if ready else None,
@@ -128,6 +137,10 @@ def _worker(worker: Worker, moment: Moment) -> dict[str, Any]:
         "drafts": asdict(beat.drafts) if beat and beat.drafts else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
+
+
+def _rounded(speed: float | None) -> float | None:
+    return None if speed is None else round(speed, 1)
 
 
 def _loading(worker: Worker) -> dict[str, int] | None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deploy.agents.setups import NO_KEY, Endpoint, Model
-from protocol.settings import meant
+from protocol.wording import meant
 
 ANSWER_WAIT_S = 10.0
 ANSWER_BYTES_MAX = 2**24

@@ -74,7 +74,7 @@ def bench(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (TargetError, settings.SettingsError, OSError) as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)
     about = {"seed": seed, "sides": {name: [side.url, side.model] for name, side in sides.items()}}
     written = json.dumps(report.document(results, about), indent=1)
     if as_json is not None and str(as_json) == "-":

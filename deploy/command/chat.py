@@ -63,7 +63,7 @@ def chat(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (http.ConsoleError, models.LaunchError, settings.SettingsError, ImageError, OSError) as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)
 
 
 def _history_file(environ: Mapping[str, str]) -> Path:

@@ -40,7 +40,7 @@ def doctor(
             connected: Backend = "jaccl" if (backend or known.backend) == "jaccl" else "ring"
             findings = machines.examine(hosts, known, connected, machines.ask(known, model))
     except (settings.SettingsError, HostsError, OSError) as error:
-        settings.exit_with("roundhouse doctor", str(error))
+        settings.exit_with("roundhouse doctor", error)
     console = Console(highlight=False)
     for finding in findings:
         verdict = finding.verdict.value

@@ -22,5 +22,5 @@ def keys(
     try:
         sockets.write_keys(folder)
     except OSError as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)
     typer.echo(f"Keys of both ends are in {folder}. Whoever can read them may join the line.")

@@ -46,7 +46,7 @@ def launch(
         found = endpoint(url, port, config)
         chosen = models.choose(models.ask(found), model)
     except (models.LaunchError, settings.SettingsError, OSError) as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)
     setup = agent.setup(found, chosen) if agent else setups.anybody(found, chosen)
     if agent is None or show:
         typer.echo(setups.shell_text(setup, agent))

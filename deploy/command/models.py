@@ -29,7 +29,7 @@ def pull(
                 typer.echo(f"{model}: {needed / 1e9:.2f} GB to fetch")
             path = hub.pull(model)
         except hub.HubError as error:
-            settings.exit_with("roundhouse pull", str(error))
+            settings.exit_with("roundhouse pull", error)
         typer.echo(f"{model} is in {path}")
         typer.echo(f"roundhouse serve --model {model}")
 
@@ -72,7 +72,7 @@ def rm(
             typer.confirm(f"remove {', '.join(models)} ({size(total)})?", abort=True)
         freed = hub.remove(models)
     except hub.HubError as error:
-        settings.exit_with("roundhouse rm", str(error))
+        settings.exit_with("roundhouse rm", error)
     typer.echo(f"removed {', '.join(models)}: {size(freed)}")
 
 

@@ -50,7 +50,7 @@ def reload(
         ServiceError,
         OSError,
     ) as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)
     typer.echo(text, err=not done)
     raise typer.Exit(0 if done else 1)
 

@@ -14,6 +14,7 @@ def serve(context: typer.Context) -> None:
     from deploy.serving import serve as serving
     from deploy.serving.announcement import announcement
     from deploy.serving.greeting import Greeting, terminal
+    from deploy.serving.looks import ModelError, look
     from deploy.serving.ports import PortError, check
     from deploy.serving.settings import PROGRAM
     from deploy.supervisor import control
@@ -24,10 +25,11 @@ def serve(context: typer.Context) -> None:
         given, children = serving.read(context.args, os.environ)
         port = serving.port(context.args, os.environ)
         path = control.path_for(port)
+        look([child.model for child in children if child.model is not None])
         check(clients.host(context.args, os.environ), port, os.environ)
         url, keys = clients.url(context.args, os.environ), clients.keys(context.args, os.environ)
-    except (settings.SettingsError, sockets.EndpointError, PortError, OSError) as error:
-        settings.exit_with(PROGRAM, str(error))
+    except (settings.SettingsError, sockets.EndpointError, ModelError, PortError, OSError) as error:
+        settings.exit_with(PROGRAM, error)
     logs.setup("serve", given.log_format or "text", given.log_level or "info")
     log = logging.getLogger(__name__)
     log.info("%s", announcement(url, [child.model for child in children if child.model is not None]))

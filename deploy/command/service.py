@@ -59,4 +59,4 @@ def _service_errors() -> Iterator[None]:
     try:
         yield
     except (settings.SettingsError, sockets.EndpointError, ServiceError, OSError) as error:
-        settings.exit_with(service.PROGRAM, str(error))
+        settings.exit_with(service.PROGRAM, error)

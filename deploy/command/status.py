@@ -41,4 +41,4 @@ def status(
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     except (http.ConsoleError, settings.SettingsError, OSError) as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)

@@ -102,7 +102,8 @@ def _restarts(model: Document) -> Text:
     count = model.get("restarts")
     if count is None:
         count = sum((model.get("losses") or {}).get(verdict, 0) for verdict in ("dead", "silent", "stalled"))
-    return Text(str(count or ""), "yellow" if count else "")
+    last = str(model.get("last_end_reason") or "").upper().replace("_", " ")
+    return Text(f"{count} {last}".strip() if count else "", "yellow")
 
 
 def _requests(requests: Sequence[Document], *, several: bool) -> Table:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.settings import meant
+from protocol import hub
+from protocol.wording import meant
 
 PATTERNS = (
     "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
@@ -117,8 +118,13 @@ def remove(models: Sequence[str]) -> int:
 @contextmanager
 def _told(model: str) -> Iterator[None]:
     """What goes wrong with the hub, in words."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
+    hub.bound()
+    unreachable = (
+        f"{constants.ENDPOINT} cannot be reached, and it is not on this machine: look at the network, or set"
+        " HF_ENDPOINT to a mirror"
+    )
     try:
         yield
     except errors.GatedRepoError:
@@ -127,7 +133,9 @@ def _told(model: str) -> Iterator[None]:
         here = [each.id for each in held()]
         why = f"Hugging Face has no such model, or it is private (set HF_TOKEN){meant(model, here)}"
     except errors.LocalEntryNotFoundError:
-        why = "huggingface.co cannot be reached, and it is not on this machine"
+        why = unreachable
+    except hub.transport_errors():
+        why = unreachable
     except errors.OfflineModeIsEnabled:
         why = "HF_HUB_OFFLINE forbids to fetch it"
     except errors.HFValidationError:

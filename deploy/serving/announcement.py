@@ -17,7 +17,12 @@ def announcement(url: str, models: Sequence[ServedModel]) -> str:
 
 
 def _described(model: ServedModel) -> str:
+    times = f"{model.replicas} workers of " if model.replicas > 1 else ""
+    return f"{times}{model.name} ({_size(model)})"
+
+
+def _size(model: ServedModel) -> str:
     size = weight_bytes(model.model)
     if size is None:
-        return f"{model.name} (not on this machine yet)"
-    return f"{model.name} ({size / 1e9:.1f} GB)" if size >= 1e9 else f"{model.name} ({size / 1e6:.1f} MB)"
+        return "not on this machine yet"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -27,6 +27,8 @@ GATEWAY_FLAGS = (
     "max_per_key",
     "cors_origins",
     "curve_keys",
+    "join",
+    "routing",
     "max_waiting",
     "max_waiting_tokens",
     "queue_timeout_s",
@@ -83,13 +85,23 @@ def child_commands(
     several = len(served) > 1
     for model in served:
         argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
-        child = f"worker[{model.name}]" if several else "worker"
-        worker = Child(child, argv, dict(bare), model=model)
-        if (second := plan_b(model)) is not None:
+        name = f"worker[{model.name}]" if several else "worker"
+        second, fallback = plan_b(model), None
+        if second is not None:
             flags = worker_flags(_without_hosts(given), second, several)
-            standing_in = replace(worker, argv=[*python_module("worker"), *meeting, *flags], model=second)
-            worker = replace(worker, fallback=standing_in, fallback_after_s=model.fallback_after)
-        children.append(worker)
+            fallback = Child(name, [*python_module("worker"), *meeting, *flags], dict(bare), model=second)
+        for child in replica_names(name, model):
+            own = fallback and replace(fallback, name=child)
+            children.append(
+                Child(
+                    child,
+                    argv,
+                    dict(bare),
+                    model=model,
+                    fallback=own,
+                    fallback_after_s=model.fallback_after,
+                )
+            )
     return children
 
 
@@ -97,11 +109,17 @@ def _without_hosts(given: ServeSettings) -> ServeSettings:
     return msgspec.structs.replace(given, **dict.fromkeys(OF_SETS))
 
 
+def replica_names(name: str, model: ServedModel) -> list[str]:
+    """Of a model's workers, each of which is started, ended and reloaded by itself."""
+    return [name, *(f"{name}.{number}" for number in range(2, 1 + model.replicas))]
+
+
 def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> list[str]:
     """What the worker of this model is told, but for where gateway and file are. Of two flags the last one
     counts, so what is said of one model wins over what is said for all."""
     flags = _model_flags(model, several) + _handed_on(given, WORKER_FLAGS)
-    flags += _flag("memory_budget", given.memory_budget)
+    if given.memory_budget is not None:
+        flags += _flag("memory_budget", given.memory_budget // model.replicas)
     for name, value in model.settings.items():
         flags += _flag(name, value)
     return flags

@@ -7,6 +7,7 @@ model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embe
 aliases = ["gpt-4o-mini"]
 resident = true                              # loaded at the start, and kept
 fallback = "mlx-community/Qwen3-0.6B-4bit"   # takes its place when it has been down for fallback_after = 60
+replicas = 2                                 # so many workers, each with weights of its own
 max_running = 8                              # and whatever else can be set for a worker
 
 What stands in a table becomes flags of that model's worker, which may start much later. So it is judged here
@@ -24,11 +25,12 @@ import psutil
 from msgspec.structs import fields
 
 from deploy.serving.file import document
-from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.memory import all_weight_bytes
 from deploy.supervisor.models import ServedModel
 from protocol.naming import POCKET, folder_of, name_of
-from protocol.settings import SettingsError, meant, refusal
+from protocol.settings import SettingsError, refusal
 from protocol.sizes import spell
+from protocol.wording import meant
 from protocol.workersettings import WorkerSettings
 
 BUDGET_SHARE = 0.7
@@ -42,35 +44,39 @@ _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
 _OWN = {
     field.name: field.type
     for field in fields(ServedModel)
-    if field.name in ("model", "aliases", "resident", "fallback", "fallback_hosts", "fallback_after")
+    if field.name
+    in ("model", "aliases", "resident", "replicas", "fallback", "fallback_hosts", "fallback_after")
 }
 """What a table says of its model, and the types of it; all else is for the worker."""
 
 
-def read(named: Sequence[str], config: str | None, errors: list[str]) -> list[ServedModel]:
+def read(
+    named: Sequence[str], config: str | None, errors: list[str], *, replicas: int = 1
+) -> list[ServedModel]:
     """The models that are named, then those of the file; where both name one, the first says which it is.
+    `replicas`: of those whose table does not say how many.
 
     None at all: the embedded model. What is wrong is left out, and a line of `errors`.
     """
-    models = {model.name: model for model in _tables(config, errors)}
+    models = {model.name: model for model in _tables(config, errors, replicas)}
     for word in reversed(named):
-        model = _of_word(word)
+        model = _of_word(word, replicas)
         if model.name in models:
             model = msgspec.structs.replace(models.pop(model.name), model=model.model)
         models = {model.name: model, **models}
-    found = list(models.values()) or [ServedModel(name=POCKET)]
+    found = list(models.values()) or [ServedModel(name=POCKET, replicas=replicas)]
     errors += _wrong_names(found)
     return found
 
 
-def _of_word(word: str) -> ServedModel:
+def _of_word(word: str, replicas: int) -> ServedModel:
     given = _NAMED.fullmatch(word)
     if given is None or folder_of(word).exists():
-        return ServedModel(name=name_of(word), model=word)
-    return ServedModel(name=given[1], model=given[2] or None, named=True)
+        return ServedModel(name=name_of(word), model=word, replicas=replicas)
+    return ServedModel(name=given[1], model=given[2] or None, named=True, replicas=replicas)
 
 
-def _tables(config: str | None, errors: list[str]) -> list[ServedModel]:
+def _tables(config: str | None, errors: list[str], replicas: int) -> list[ServedModel]:
     tables = document(config).get("models", {})
     if not isinstance(tables, dict):
         errors.append(f"{config}: models must be tables, as [models.NAME]")
@@ -82,7 +88,8 @@ def _tables(config: str | None, errors: list[str]) -> list[ServedModel]:
             continue
         wrong = _wrong_in(table)
         errors += [f"[models.{name}] {key}: {why} (from {config})" for key, why in wrong.items()]
-        models.append(_of_table(name, {key: table[key] for key in table if key not in wrong}))
+        right = {key: table[key] for key in table if key not in wrong}
+        models.append(_of_table(name, {"replicas": replicas, **right}))
     return models
 
 
@@ -119,14 +126,14 @@ def _wrong_names(models: Sequence[ServedModel]) -> list[str]:
 
 
 def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | None:
-    """Bytes for all of them; None: there is one, and it takes what it needs.
+    """Bytes for all of them; None: there is one, with one worker, and it takes what it needs.
 
     Raises `SettingsError` where those that are always there do not fit.
     """
-    if len(models) == 1 and given is None:
+    if given is None and len(models) == models[0].replicas == 1:
         return None
     budget = int(BUDGET_SHARE * psutil.virtual_memory().total) if given is None else given
-    resident = sum(weight_bytes(model.model) or 0 for model in models if model.resident)
+    resident = sum(all_weight_bytes(model) or 0 for model in models if model.resident)
     if resident > budget:
         raise SettingsError(
             f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
@@ -137,7 +144,7 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
 def beside_spare(budget: int, models: Sequence[ServedModel]) -> int | None:
     """What of the bytes for all of them a spare leaves; None: too little for one that is not resident beside
     those that are, and for the process that it runs in."""
-    sizes = [(model.resident, weight_bytes(model.model) or 0) for model in models]
+    sizes = [(model.resident, all_weight_bytes(model) or 0) for model in models]
     resident = sum(size for is_resident, size in sizes if is_resident)
     other = max((size for is_resident, size in sizes if not is_resident), default=0)
     left = budget - SPARE_BYTES

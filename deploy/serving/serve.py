@@ -30,7 +30,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     with _collected(errors):
         config = settings.config_file(argv, environ)
         given = own_settings(argv, environ)
-    served = models.read((given.model if given else ()) or _model_of_worker(config), config, errors)
+    named = (given.model if given else ()) or _model_of_worker(config)
+    served = models.read(named, config, errors, replicas=given.replicas if given else 1)
     if given is not None and len(served) == 1:
         served = [with_fallback(served[0], given)]
     if given is not None:
@@ -52,7 +53,10 @@ def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
     """What `serve` itself is told. Raises `SettingsError`."""
-    return settings.read(ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT)
+    others = {"worker": WorkerSettings}
+    return settings.read(
+        ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT, elsewhere=others
+    )
 
 
 def _with_budget(given: ServeSettings, served: Sequence[ServedModel]) -> ServeSettings:

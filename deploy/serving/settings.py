@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from deploy.supervisor.memory import fits_beside
+from deploy.supervisor.models import Replicas
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import STOP_TIMEOUT_S
@@ -40,6 +41,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " it is asked for; none: the embedded pocket model, no download"
         ),
     ] = ()
+    replicas: Annotated[
+        Replicas, Meta(description="workers of each model, on this machine; a model's own table wins")
+    ] = 1
     host: Annotated[str | None, Meta(description="address to listen on (default: 127.0.0.1)")] = None
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -178,6 +182,17 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     endpoint: Annotated[
         str | None,
         Meta(description="where gateway and worker meet, ipc:// or tcp:// (default: a socket named by port)"),
+    ] = None
+    join: Annotated[
+        str | None,
+        Meta(description="where workers of other machines connect besides, as tcp://ADDRESS:PORT"),
+    ] = None
+    routing: Annotated[
+        Literal["affinity", "load"] | None,
+        Meta(
+            description="of several workers of a model, prefer one that has run a prompt's beginning"
+            " (affinity, the default), or the least loaded (load)"
+        ),
     ] = None
     keep_awake: Annotated[
         bool | None,

@@ -122,9 +122,9 @@ class Children:
         """Whose turn it is when all end, one after another."""
         return next((entry for entry in self if entry.state is not State.GONE), None)
 
-    def stage(self, child: str) -> Stage:
-        """How a child stands, under whichever name."""
-        entries = self.of(child)
+    def stage(self, *children: str) -> Stage:
+        """How a child stands, under whichever name; of several, the one that stands best."""
+        entries = [entry for child in children for entry in self.of(child)]
         if any(entry.state in (State.RUNNING, State.WAITING) for entry in entries):
             return "running"
         if any(entry.state in (State.ENDING, State.KILLED) for entry in entries):

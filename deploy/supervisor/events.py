@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.orders import Word
 
@@ -131,6 +131,17 @@ class Reloaded:
 Decision = Start | Give | Fall | Terminate | Kill | Report | Reloaded
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Of a child's processes that were not told to end. `last`: how the last one did, in a sentence; `reason`
+    is that as a code, and `at` when it was."""
+
+    count: int = 0
+    last: str = ""
+    reason: str = ""
+    at: float = field(default=0.0, compare=False)
+
+
 def describe(event: Died | NotStarted, lived_s: float) -> str:
     """A death in one line: who, how, after what life, with which words."""
     if isinstance(event, NotStarted):
@@ -141,6 +152,15 @@ def describe(event: Died | NotStarted, lived_s: float) -> str:
     if event.returncode < 0:
         return f"{child} was ended by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
     return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"
+
+
+def reason_of(event: Died | NotStarted) -> str:
+    """The same as a code, for programs: `sigkill`, `exit_1`, `not_started`."""
+    if isinstance(event, NotStarted):
+        return "not_started"
+    if event.returncode < 0:
+        return _signal_name(-event.returncode).lower().replace(" ", "_")
+    return f"exit_{event.returncode}"
 
 
 def _signal_name(number: int) -> str:

@@ -4,7 +4,7 @@ Events go in, decisions come out (`events`), and `status` is set once when all i
 of seven states:
 
     PARKED    is not wanted                       -> WAITING when it is, GONE when everything stops
-    FAILED    is left alone until `due`           -> PARKED when due, GONE when everything stops
+    FAILED    is left alone until `due`           -> PARKED, or WAITING, when due; GONE when everything stops
     WAITING   starts at `due`                     -> RUNNING when due, PARKED when not wanted any more, GONE
     RUNNING   since `since`                       -> WAITING, FAILED or GONE when it dies, ENDING when its
                                                      turn comes or it is not wanted any more
@@ -13,7 +13,8 @@ of seven states:
     GONE      will not run again
 
 Some children run on demand: `Wanted` says which. When one of them cannot be kept alive it has FAILED, which
-is its own affair; when another child cannot, everything stops.
+is its own affair, as it is that of a replica while another one runs; when another child cannot, everything
+stops.
 
 A reload (`ReloadAsked`) brings a successor of one child, either beside it, under the other of its two names,
 and ends the old one when the successor serves; or behind it, under the same name. Until the successor serves
@@ -32,11 +33,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from deploy.supervisor.children import LIFELESS, TIMED, Children, Entry, Reload, State
 from deploy.supervisor.events import (
     Decision,
     Died,
+    Ends,
     Event,
     Fall,
     Idle,
@@ -50,6 +53,7 @@ from deploy.supervisor.events import (
     StopAsked,
     Wanted,
     describe,
+    reason_of,
 )
 from deploy.supervisor.falls import Falls
 from deploy.supervisor.restarts import RestartPolicy
@@ -80,13 +84,15 @@ class Lifecycle:
         ready_timeout_s: float = 600.0,
         on_demand: Mapping[str, RestartPolicy] | None = None,
         wanted: Collection[str] = (),
+        replicas: Sequence[Collection[str]] = (),
         loading: Collection[str] = (),
         spares: Spares | None = None,
         falls: Falls | None = None,
     ) -> None:
         """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
-        `on_demand`: children that run when they are `wanted`, each with a policy of its own. `loading`: those
-        that say when they have loaded what they serve."""
+        `on_demand`: children that run when they are `wanted`, each with a policy of its own. `replicas`:
+        groups of those that stand in for each other. `loading`: those that say when they have loaded what
+        they serve."""
         self._on_demand = on_demand or {}
         self._wanted = frozenset(wanted)
         self._children = Children(
@@ -103,23 +109,27 @@ class Lifecycle:
         for name in self._on_demand.keys() - self._wanted:
             self._children[name].state = State.PARKED
         self._policy = policy
+        self._replicas = replicas
+        self._of_replicas = {name: RestartPolicy(policy.limits) for names in replicas for name in names}
         self._ready_timeout_s = ready_timeout_s
         self._reload: Reload | None = None
         self._asked = False
         self._stopping_with: int | None = None
         self.status: int | None = None
-        self._ends: dict[str, tuple[int, str]] = {}
+        self._ends: dict[str, Ends] = {}
 
     def states(self) -> dict[str, State]:
         return {entry.name: entry.state for entry in self._children}
 
-    def ends(self, child: str) -> tuple[int, str]:
-        """How often a process of this child has ended that was not told to, and how the last one did."""
-        return self._ends.get(child, (0, ""))
+    def ends(self, *children: str) -> Ends:
+        """How often a process of these children has ended that was not told to, and how the last one did."""
+        ends = [self._ends[child] for child in children if child in self._ends]
+        last = max(ends, key=lambda each: each.at, default=Ends())
+        return replace(last, count=sum(each.count for each in ends))
 
-    def stage(self, child: str) -> Stage:
-        """How a child stands, under whichever name."""
-        return self._children.stage(child)
+    def stage(self, *children: str) -> Stage:
+        """How a child stands, under whichever name; of several, the one that stands best."""
+        return self._children.stage(*children)
 
     def leaving(self) -> set[str]:
         """Those that are to end as soon as they have nothing to do, by name."""
@@ -145,6 +155,7 @@ class Lifecycle:
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
         decisions += self._follow_falls(now)
+        self._revive(now)
         starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
         decisions += self._spares.hand_out(starts, now)
         settled = self._reload is None and self._children.are_settled()
@@ -215,9 +226,10 @@ class Lifecycle:
             return [Report(what, logging.WARNING), *self._fall(entry, "a restart cannot help", now)]
         if is_hopeless:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
-        self._ends[entry.child] = self.ends(entry.child)[0] + 1, what
+        count = self.ends(entry.child).count + 1
+        self._ends[entry.child] = Ends(count, what, reason_of(event), at=now)
+        policy = self._on_demand.get(entry.child) or self._of_replicas.get(entry.child, self._policy)
         self._falls.died(entry.child, now)
-        policy = self._on_demand.get(entry.child, self._policy)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
         if delay_s is None and self._falls.may_fall(entry.child):
             return [Report(what, logging.WARNING), *self._fall(entry, "it dies too often", now)]
@@ -251,12 +263,25 @@ class Lifecycle:
         return decided
 
     def _give_up(self, entry: Entry, why: str, status: int, now: float) -> list[Decision]:
-        if entry.child in self._on_demand:
+        if entry.child in self._on_demand or self._has_company(entry):
             entry.state, entry.due = State.FAILED, now + FAILED_S
             return [Report(f"{why}; it is left alone for {FAILED_S:g} s", logging.ERROR)]
         entry.state = State.GONE
         self._stopping_with = status
         return [Report(f"{why}, everything stops", logging.ERROR)]
+
+    def _has_company(self, entry: Entry) -> bool:
+        """Another replica serves what it served."""
+        others = [
+            name for names in self._replicas if entry.child in names for name in names if name != entry.child
+        ]
+        return self._children.stage(*others) == "running"
+
+    def _revive(self, now: float) -> None:
+        """Replicas that were left alone for long enough."""
+        for entry in self._children:
+            if entry.state is State.FAILED and now >= entry.due and entry.child not in self._on_demand:
+                entry.state, entry.due = State.WAITING, now
 
     # --- on demand ---
 
@@ -289,7 +314,7 @@ class Lifecycle:
         if self._reload is not None or (entry and any(e.retired for e in self._children.of(entry.child))):
             return [Reloaded(False, "a reload is under way")]
         if entry is not None and entry.state in (State.PARKED, State.FAILED):
-            entry.state = State.PARKED
+            entry.state, entry.due = State.PARKED if entry.child in self._on_demand else State.FAILED, now
             return [Reloaded(True, f"{entry.name} does not run; what starts next is new")]
         if entry is None or entry.state is not State.RUNNING:
             return [Reloaded(False, f"{event.name} does not run just now; it is started anyway")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from deploy.supervisor.models import ServedModel
 from protocol.naming import folder_of, is_folder
 
 MARGIN_BYTES = 2**29
@@ -31,6 +32,12 @@ def weight_bytes(model: str | None) -> int | None:
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
         return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
+
+
+def all_weight_bytes(model: ServedModel) -> int | None:
+    """Of all of its workers together, each of which has its own."""
+    one = weight_bytes(model.model)
+    return None if one is None else one * model.replicas
 
 
 def _snapshot(repository: str) -> Path | None:

@@ -14,19 +14,23 @@ FALLBACK_AFTER_S = 60.0
 OF_SETS = "hosts", "split", "backend", "hosts_port"
 """Settings of workers whose models several processes run."""
 
+REPLICAS_MAX = 64
+Replicas = Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
 Setting = str | int | float | bool
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """A model and what clients call it. `named`: by somebody, else by the model itself. `settings`: of its
-    worker alone. `fallback`: another model, and `fallback_hosts` a hostfile, that take its place when it has
-    been down for `fallback_after` seconds; without hosts it is one process of this machine."""
+    """A model and what clients call it. `named`: by somebody, else by the model itself. `replicas`: so many
+    workers serve it. `settings`: of these alone. `fallback`: another model, and `fallback_hosts` a hostfile,
+    that take its place when it has been down for `fallback_after` seconds; without hosts it is one process of
+    this machine."""
 
     name: str
     model: str | None = None
     named: bool = False
     aliases: tuple[str, ...] = ()
     resident: bool = False
+    replicas: Replicas = 1
     fallback: str | None = None
     fallback_hosts: str | None = None
     fallback_after: Annotated[float, Meta(gt=0, le=86400)] = FALLBACK_AFTER_S

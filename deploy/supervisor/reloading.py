@@ -55,9 +55,11 @@ class Reloads:
         else:
             named = [name for name in self._models if name in running] or self._models[:1]
         if not named:
-            known = ", ".join(child.model.name for child in self._children() if child.model)
+            names = dict.fromkeys(child.model.name for child in self._children() if child.model)
+            known = ", ".join(names)
             return f"there is no model {order.model}; there are: {known}"
-        if order.swap_for is not None and len(self._models) > 1 and order.model is None:
+        several = len({child.model.name for child in self._children() if child.model}) > 1
+        if order.swap_for is not None and several and order.model is None:
             return "which model is to be replaced? Say --model NAME"
         self.swap_for = order.swap_for
         self._to_come, self._texts = named, []

@@ -42,7 +42,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.falls import Falls
 from deploy.supervisor.gatewayline import GatewayLine
 from deploy.supervisor.lifecycle import Lifecycle
-from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.memory import all_weight_bytes, weight_bytes
 from deploy.supervisor.models import first_loaded
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Order, Reloading, Reloads
@@ -95,13 +95,14 @@ class Supervisor:
         self._has_gateway = any(child.hears for child in children)
         self._processes = Processes(self._events.put)
         self._reloads = Reloads(children)
-        self._models = {child.model.name: child.name for child in children if child.model is not None}
+        workers = [child for child in children if child.model is not None]
+        self._models = _by_model(workers)
         self._on_demand = len(self._models) > 1
         limits = limits or RestartLimits()
-        workers = [child for child in children if child.model is not None]
+        served = [child.model for child in workers if child.model is not None]
+        first = [name for model in first_loaded(served) for name in self._models[model.name]]
         self._spare = _spare_for(workers) if spare else None
         takers = [each.name for each in workers if self._spare and each.can_become(self._spare)]
-        first = first_loaded([child.model for child in workers if child.model is not None])
         self._lifecycle = Lifecycle(
             [child.name for child in children],
             RestartPolicy(limits),
@@ -109,8 +110,9 @@ class Supervisor:
             now=time.monotonic(),
             drain_timeout_s=reloading.drain_timeout_s if reloading else 0.0,
             ready_timeout_s=reloading.ready_timeout_s if reloading else 0.0,
-            on_demand={n: RestartPolicy(limits) for n in self._models.values()} if self._on_demand else {},
-            wanted=[self._models[model.name] for model in first],
+            on_demand={each.name: RestartPolicy(limits) for each in workers} if self._on_demand else {},
+            wanted=first,
+            replicas=[names for names in self._models.values() if len(names) > 1],
             loading=[child.name for child in workers if child.program],
             spares=Spares(takers, RestartPolicy(limits)),
             falls=Falls({each.name: each.fallback_after_s for each in workers if each.fallback}),
@@ -171,7 +173,7 @@ class Supervisor:
         """As events, with the names of children in place of process ids. None: time has passed."""
         match heard:
             case Order():
-                running = [name for name in self._models.values() if self._lifecycle.stage(name) == "running"]
+                running = [name for name in self._workers() if self._lifecycle.stage(name) == "running"]
                 if refusal := self._reloads.begin(heard, running):
                     self._answer(False, refusal)
                     return [None]
@@ -199,7 +201,8 @@ class Supervisor:
         events: list[Event | None] = [Serving(names[pid]) for pid in orders.serving if pid in names]
         events += [Idle(names[pid]) for pid in orders.idle if pid in names]
         if orders.wanted is not None:
-            events.append(Wanted(frozenset(self._models[m] for m in orders.wanted if m in self._models)))
+            wanted = [name for model in orders.wanted for name in self._models.get(model, ())]
+            events.append(Wanted(frozenset(wanted)))
         return events or [None]
 
     # --- reload ---
@@ -216,7 +219,7 @@ class Supervisor:
         return self._reloads.ask(name, runs=runs, beside=beside)
 
     def _fits(self, needed_bytes: int) -> bool:
-        taken = sum(map(self._taken_bytes, self._models.values()))
+        taken = sum(map(self._taken_bytes, self._workers()))
         within = self._memory_budget is None or taken + needed_bytes <= self._memory_budget
         return within and (self._reloading is None or self._reloading.fits(needed_bytes))
 
@@ -240,28 +243,35 @@ class Supervisor:
 
     # --- the gateway ---
 
+    def _workers(self) -> list[str]:
+        """All children that are some."""
+        return [name for names in self._models.values() for name in names]
+
     def _roster(self) -> Roster:
         return Roster(
-            models=[self._model_state(name) for name in self._models.values()],
+            models=[self._model_state(names) for names in self._models.values()],
             on_demand=self._on_demand,
             memory_budget=self._memory_budget,
         )
 
-    def _model_state(self, name: str) -> ModelState:
-        stays = [n for n in (name, other_name(name)) if n in self._lifecycle.states()]
+    def _model_state(self, names: Sequence[str]) -> ModelState:
+        borne = [other for name in names for other in (name, other_name(name))]
+        stays = [name for name in borne if name in self._lifecycle.states()]
         model = self._reloads.programs[stays[-1]].model
         assert model is not None
-        leaving, (restarts, last_end) = self._lifecycle.leaving(), self._lifecycle.ends(name)
+        leaving, ends = self._lifecycle.leaving(), self._lifecycle.ends(*names)
         return ModelState(
             name=model.name,
-            stage=self._lifecycle.stage(name),
+            stage=self._lifecycle.stage(*names),
             aliases=list(model.aliases),
             resident=model.resident,
-            weight_bytes=weight_bytes(model.model) if self._on_demand else None,
-            memory_bytes=self._memory_bytes(name) if self._on_demand else 0,
-            leaving=[self._processes.pid(n) for n in stays if n in leaving],
-            restarts=restarts,
-            last_end=last_end[:END_CHARS_MAX],
+            weight_bytes=all_weight_bytes(model) if self._on_demand else None,
+            memory_bytes=sum(map(self._memory_bytes, names)) if self._on_demand else 0,
+            leaving=[self._processes.pid(name) for name in stays if name in leaving],
+            restarts=ends.count,
+            last_end=ends.last[:END_CHARS_MAX],
+            last_end_reason=ends.reason,
+            replicas=len(names),
         )
 
     def _memory_bytes(self, child: str) -> int:
@@ -310,6 +320,15 @@ class Supervisor:
         if self._gateway is not None:
             self._gateway.close()
         self._processes.leave_nothing(KILL_WAIT_S_MAX)
+
+
+def _by_model(workers: Sequence[Child]) -> dict[str, list[str]]:
+    """Children by the name of the model that they serve."""
+    found: dict[str, list[str]] = {}
+    for child in workers:
+        assert child.model is not None
+        found.setdefault(child.model.name, []).append(child.name)
+    return found
 
 
 def _spare_for(workers: Sequence[Child]) -> Child | None:

@@ -64,7 +64,7 @@ def main() -> NoReturn:
     try:
         path = control.path_for(told.port)
     except (sockets.EndpointError, OSError) as error:
-        settings.exit_with(PROGRAM, str(error))
+        settings.exit_with(PROGRAM, error)
     status = _supervisor(told, path).run()
     if status == EXIT_GAVE_UP:
         logging.getLogger(__name__).error("given up; `roundhouse service install` starts it again")

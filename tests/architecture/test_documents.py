@@ -30,7 +30,9 @@ OF_COMMANDS = {
     "--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url", "--once",
     "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens",
     "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
-    "--over", "--auto-setup", "--output-hostfile", "--hostfile",  # upstream's
+    # of programs that are not ours
+    "--auth-type", "--branch", "--hf-path", "--user",
+    "--over", "--auto-setup", "--output-hostfile", "--hostfile",
 }  # fmt: skip
 
 
@@ -95,3 +97,37 @@ def test_each_promise_names_its_test() -> None:
     assert len(rows) > 10
     for row in rows:
         assert re.search(r"`tests/[\w/]+\.py`", row), row
+
+
+# --- links -------------------------------------------------------------------------------------------
+
+
+def links(name: str) -> Iterator[tuple[Path, str]]:
+    """The files that a document leads to, and places in them: of ours, those of others are not looked at."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[name]):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield ((ROOT / name).parent / path if path else ROOT / name).resolve(), anchor
+
+
+def anchors(text: str) -> set[str]:
+    """Those of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_each_link_leads_somewhere(name: str) -> None:
+    for path, anchor in links(name):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+def test_each_document_is_found_from_the_readme() -> None:
+    found, ahead = set[str](), ["README.md"]
+    while ahead:
+        name = ahead.pop()
+        if name in DOCUMENTS and name not in found:
+            found.add(name)
+            ahead += [str(path.relative_to(ROOT)) for path, _ in links(name)]
+    assert found == DOCUMENTS.keys()

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from msgspec.structs import replace
+
 from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.flight import Flight
+from broker.dispatch.routing import Method, Routing
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -44,7 +47,7 @@ class Clock:
 class Line:
     """The dispatcher, and the workers' side of its line in the words of a test."""
 
-    def __init__(self, *, waiting_max: int = 8) -> None:
+    def __init__(self, *, waiting_max: int = 8, method: Method = "affinity", host: str = "") -> None:
         self.clock = Clock()
         self.sent: list[tuple[str, Message]] = []
         self.media: dict[str, list[bytes]] = {}
@@ -61,8 +64,10 @@ class Line:
             send=self.send,
             clock=self.clock,
             timeouts=Timeouts(failover_s=FAILOVER_S, hung_s=HUNG_S),
-            kill=self.kill,
+            end=self.end,
             tell=self.told.append,
+            routing=Routing(self.clock, method),
+            host=host,
         )
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:
@@ -73,9 +78,9 @@ class Line:
         self.sent.append((peer, message))
         return peer not in self.unreachable
 
-    def kill(self, peer: str, pid: int) -> bool:
+    def end(self, peer: str, pid: int) -> str:
         self.killed.append((peer, pid))
-        return True
+        return "killed"
 
     def sent_to(self, peer: str) -> list[Message]:
         """What was sent to a worker since the last call."""
@@ -87,13 +92,26 @@ class Line:
         """The requests among them, by the ids that the worker is to call them."""
         return [message.id for message in self.sent_to(peer) if isinstance(message, Generate)]
 
-    def hello(self, worker: str, model: str = "m", version: int = PROTOCOL_VERSION) -> None:
-        self.dispatcher.hear(worker, Hello(incarnation=worker, version=version, model=model, pid=1))
+    def hello(
+        self, worker: str, model: str = "m", version: int = PROTOCOL_VERSION, host: str = "", pid: int = 1
+    ) -> None:
+        hello = Hello(incarnation=worker, version=version, model=model, pid=pid, host=host)
+        self.dispatcher.hear(worker, hello)
 
-    def serving(self, worker: str, model: str = "m", rows: int = 4, images: bool = False) -> None:
+    def serving(
+        self,
+        worker: str,
+        model: str = "m",
+        rows: int = 4,
+        images: bool = False,
+        host: str = "",
+        pid: int = 1,
+        store: str = "",
+    ) -> None:
         """A worker comes, loaded."""
-        self.hello(worker, model)
-        self.dispatcher.hear(worker, ready(worker, model, rows, images))
+        self.hello(worker, model, host=host, pid=pid)
+        said = replace(ready(worker, model, rows, images), store=store)
+        self.dispatcher.hear(worker, said)
 
     def board(self, request: Generate, media: Sequence[bytes] = ()) -> Flight:
         """A client who stays."""

@@ -5,7 +5,8 @@
 `sdks`: the drivers in CLIENTS, or else our own smokes, each against a `roundhouse serve` of its own with the
 embedded model. `capable`, `keys`, `embeddings`, `limits`: the same against a worker that finds the right
 words (`tests.conformance.capable`), as `tests.conformance.houses` has it. `agents`: agents from npm, against
-a scripted worker that makes the right call. `fuzz`: requests made from the OpenAPI document. The environments
+a scripted worker that makes the right call. `fuzz`: requests made from the OpenAPI document. `recipes`: those
+of docs/clients.md, as they stand there. The environments
 are made under .venv/conformance; variables (CAPABLE=1) reach the drivers. The status is 1 if anything failed,
 or if nothing could be run.
 """
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "agents": ("tests.conformance.agents", "npm"),
     "fuzz": ("tests.conformance.fuzz", None),
     "loads": ("tests.conformance.loads", None),
+    "recipes": ("tests.conformance.recipes", None),
 }
 """Lanes that are a command each, which makes what it needs: the module, and a program that must be there."""
 COMMAND_S_MAX = 7200

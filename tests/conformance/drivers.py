@@ -16,11 +16,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`packages`: as the registry of its language has them, each with its version."""
+    """`packages`: as the registry of its language has them, each with its version. `without`: what these ask
+    for, of Python's, and do not get."""
 
     name: str
     language: Literal["python", "javascript"]
     packages: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
 
 def _python(name: str, *packages: str) -> Environment:

@@ -37,10 +37,12 @@ def missing(environment: Environment) -> str | None:
 def make(environment: Environment, folder: Path) -> Path:
     """Its place in `folder`, where all that the table names is installed. Raises `NotMade`."""
     place = folder.resolve() / environment.name
-    stamp, wanted = place / ".packages", "\n".join(environment.packages)
+    stamp, wanted = place / ".packages", "\n".join((*environment.packages, *environment.without))
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
+        left_out = [f"{name}; python_version < '3'\n" for name in environment.without]
+        (place / ".overrides").write_text("".join(left_out))
         for command in _commands(environment, place):
             _install(command)
         stamp.write_text(wanted)
@@ -54,8 +56,12 @@ def _commands(environment: Environment, place: Path) -> list[list[str]]:
     python = str(_interpreter(place))
     return [
         [UV, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(place)],
-        [UV, "pip", "install", "--quiet", "--python", python, *environment.packages],
+        [UV, "pip", "install", "--quiet", "--python", python, *_overrides(place), *environment.packages],
     ]
+
+
+def _overrides(place: Path) -> list[str]:
+    return ["--override", str(place / ".overrides")]
 
 
 def _install(command: list[str]) -> None:

@@ -353,6 +353,7 @@ def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(
             model = eventually(restarted, within_s=WAIT_S)
         assert model["restarts"] == 1
         assert "was ended by SIGKILL" in model["last_end"]
+        assert model["last_end_reason"] == "sigkill"
     finally:
         serve.stop()
 

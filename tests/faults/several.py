@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from deploy.serving.commandlines import replica_names
 from deploy.supervisor import control
 from deploy.supervisor.child import Child
 from deploy.supervisor.memory import fits_beside
@@ -38,6 +39,7 @@ class Scripted:
     aliases: list[str] = field(default_factory=list)
     resident: bool = False
     weight_bytes: int = 0
+    replicas: int = 1
 
 
 class Several:
@@ -149,10 +151,16 @@ def main(arguments: Sequence[str]) -> int:
         path = str(folder / model.name)
         argv = [sys.executable, "-m", "worker.fake", *endpoint, *model.flags.split()]
         served = ServedModel(
-            name=model.name, model=path, named=True, aliases=tuple(model.aliases), resident=model.resident
+            name=model.name,
+            model=path,
+            named=True,
+            aliases=tuple(model.aliases),
+            resident=model.resident,
+            replicas=model.replicas,
         )
         argv += [f"--model={path}", f"--served-name={model.name}"]
-        children.append(Child(f"worker[{model.name}]", argv, env, model=served))
+        names = replica_names(f"worker[{model.name}]", served)
+        children += [Child(name, argv, env, model=served) for name in names]
     fits = fits_beside if told["fits"] else lambda needed_bytes: False
     reloading = Reloading(folder / "control", 10.0, 30.0, fits)
     limits = RestartLimits(delay_s_max=0.4, deaths_max=DEATHS_MAX)

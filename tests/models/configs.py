@@ -12,7 +12,7 @@ Config = dict[str, Any]
 
 def context_tokens(config: Config) -> int:
     """The longest sequence the model takes, in tokens."""
-    return int(config.get("text_config", config)["max_position_embeddings"])
+    return int((config | config.get("text_config", {}))["max_position_embeddings"])
 
 
 def dense(ids: dict[str, int]) -> Config:

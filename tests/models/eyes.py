@@ -6,7 +6,6 @@ images where the family's own does.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -16,15 +15,14 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_vlm.utils import update_module_configs
 from tokenizers import AddedToken, Tokenizer
 
 from tests.models import eyes_configs as configs
 from tests.models.configs import Config, generation_config
 from tests.models.tokenizer import save_tokenizer, train_tokenizer
 from tests.models.weights import SCALES, UNTIED, draw, loudness
+from tests.models.whole_weights import new_whole
 
-_MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 _SCALED = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5"}
 """Text models that have their output layer in their embedding."""
 _QWEN: Config = {"merge_size": 2, "temporal_patch_size": 2, "min_pixels": 32 * 32, "max_pixels": 96 * 96}
@@ -221,16 +219,9 @@ def _save_tokenizer(family: Eyes, tokenizer: Tokenizer, folder: Path) -> None:
     _write_json(file, told | {"extra_special_tokens": dict(family.roles)})
 
 
-def _network(config: Config) -> Any:
-    module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
-    given = json.loads(json.dumps(config))
-    built = update_module_configs(module.ModelConfig.from_dict(given), module, given, _MODULES)
-    return module.Model(built)
-
-
 def _draw_weights(config: Config, tokenizer: Tokenizer, seed: int) -> dict[str, mx.array]:
     """Every parameter by name, float32. Deterministic in `seed`."""
-    shapes = {name: array.shape for name, array in tree_flatten(_network(config).parameters())}
+    shapes = {name: array.shape for name, array in tree_flatten(new_whole(config).parameters())}
     tied = config["tie_word_embeddings"]
     if tied:
         shapes.pop("language_model.lm_head.weight", None)

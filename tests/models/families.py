@@ -10,6 +10,7 @@ import ast
 import importlib.util
 from pathlib import Path
 
+from tests.models import whole_families
 from tests.models.configs import Config
 from tests.models.family_sizes import WIDTH, nesting, of
 from tests.models.zoo import ZOO
@@ -213,9 +214,16 @@ def is_family(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def of_mlx_vlm(name: str) -> bool:
+    """Whether a model is one of a family that mlx-vlm alone has."""
+    return is_family(name) and name.removeprefix(PREFIX) in whole_families.listed()
+
+
 def config_of(name: str) -> Config:
     """The config of a family's model: the zoo's, its own, or what most have in common."""
     family = name.removeprefix(PREFIX)
+    if family in whole_families.listed():
+        return whole_families.config_of(family)
     if family in _OWN:
         return _OWN[family]
     zoo = ZOO.get(family, {})

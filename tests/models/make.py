@@ -17,9 +17,10 @@ import mlx.core as mx
 from tests.models.configs import CONFIGS, Config, context_tokens, generation_config
 from tests.models.encoders import ENCODERS, make_encoder
 from tests.models.eyes import EYES, make_eyes
-from tests.models.families import config_of, is_family
+from tests.models.families import config_of, is_family, of_mlx_vlm
 from tests.models.tokenizer import END_OF_TURN, PADDING, save_tokenizer, train_tokenizer
 from tests.models.weights import draw_weights, quantized
+from tests.models.whole_weights import shapes_of
 from tests.models.zoo import ZOO
 
 NAMES = tuple(CONFIGS)
@@ -43,7 +44,9 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     tokenizer = train_tokenizer(normalize=name == "hybrid")
     ids = tokenizer.get_vocab()
     config = _config(name, ids)
-    weights = draw_weights(config, tokenizer, seed)
+    shapes, others = shapes_of(config) if of_mlx_vlm(name) else (None, {})
+    weights = draw_weights(config, tokenizer, seed, shapes)
+    weights |= {other: mx.zeros(shape, mx.uint8) for other, shape in others.items()}
     if "quantization" in config:
         weights = quantized(config, weights)
 

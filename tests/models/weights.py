@@ -39,7 +39,15 @@ _EMBEDDINGS = (
     "embed",
     "wte",
 )
-_HEADS = ("lm_head.weight", "lm_head.linear.weight", "lm_head", "embed_out.weight", "output.weight")
+_HEADS = (
+    "lm_head.weight",
+    "lm_head.linear.weight",
+    "lm_head",
+    "lm_head.output_embeddings",
+    "embed_out.weight",
+    "model.ff_out.weight",
+    "output.weight",
+)
 _FINAL_NORMS = ("model.norm", "norm_f", "final_layernorm", "final_norm", "embedding_norm", "output_norm")
 _OUTLETS = (
     "o_proj",
@@ -102,12 +110,18 @@ def quantized(config: dict[str, Any], weights: dict[str, mx.array]) -> dict[str,
     return dict(tree_flatten(model.parameters()))
 
 
-def draw_weights(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> dict[str, mx.array]:
-    """Return every parameter of the model by name, float32, ready to be saved.
+def draw_weights(
+    config: dict[str, Any],
+    tokenizer: Tokenizer,
+    seed: int,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, mx.array]:
+    """Return every parameter of the model by name, float32, ready to be saved. `shapes`: theirs; None: those
+    of mlx-lm's model.
 
     Deterministic in `seed`, whatever the global random state.
     """
-    shapes = {name: array.shape for name, array in tree_flatten(new_model(config).parameters())}
+    shapes = shapes or {name: array.shape for name, array in tree_flatten(new_model(config).parameters())}
     if config["tie_word_embeddings"]:
         # Gemma 3's constructor makes an output layer that loading drops again.
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
@@ -194,6 +208,8 @@ def _distribution(name: list[str], shape: tuple[int, ...], scales: Scales) -> tu
             return _QUERY_KEY_NORM - scales.norm_offset, 0.2
         case _ if len(shape) <= 1 or (len(name) > 1 and name[-2].endswith("norm")):
             return 1.0 - scales.norm_offset, 0.1
+        case [_]:
+            return 0.0, 0.2
         case _:
             return 0.0, _spread(_deviation(name, shape, scales))
 

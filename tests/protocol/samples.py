@@ -152,7 +152,14 @@ FULL: list[Message] = [
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
     ClearCache(incarnation=GATEWAY, id="clear-1"),
-    Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
+    Hello(
+        incarnation=WORKER,
+        version=1,
+        model="org/model",
+        pid=4242,
+        versions={"mlx": "0.32.4"},
+        host="mac-studio.local",
+    ),
     Loading(incarnation=WORKER, done=2**33, total=2**34),
     Ready(
         incarnation=WORKER,
@@ -174,6 +181,7 @@ FULL: list[Message] = [
         tokens_max=2**22,
         identity="0f" * 16,
         start_s={"imports": 2.5, "weights": 0.125},
+        store="mac-studio.local:801:2f",
         plan="org/model, tensor over 2 processes",
         stands_in=True,
     ),
@@ -907,6 +915,32 @@ BEFORE_DRAFTS: list[Message] = [
 ]
 """As `FULL` before tokens were drafted."""
 
+BEFORE_REPLICAS: list[Message] = [
+    Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(
+            images=True,
+            videos=True,
+            tools=True,
+            thinking=True,
+            system_in_place=True,
+            generation=False,
+            embeddings=True,
+            rerank=True,
+        ),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+        identity="0f" * 16,
+        start_s={"imports": 2.5, "weights": 0.125},
+    ),
+]
+"""As `FULL` before several workers of a model were told apart."""
+
 BEFORE_PLANS: list[Message] = [
     Ready(
         incarnation=WORKER,
@@ -928,6 +962,7 @@ BEFORE_PLANS: list[Message] = [
         tokens_max=2**22,
         identity="0f" * 16,
         start_s={"imports": 2.5, "weights": 0.125},
+        store="mac-studio.local:801:2f",
     ),
     Finished(
         incarnation=WORKER,
@@ -964,6 +999,7 @@ KINDS = {
     "before_resources": BEFORE_RESOURCES,
     "before_drafts": BEFORE_DRAFTS,
     "before_laps": BEFORE_LAPS,
+    "before_replicas": BEFORE_REPLICAS,
     "before_plans": BEFORE_PLANS,
 }
 

@@ -9,6 +9,7 @@ prints the outcome as a line of JSON, and so on for every name it is given.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.models import whole_families
 from tests.models.families import CUT_SHOWS, PREFIX, REFUSED
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
@@ -56,10 +58,14 @@ def prove(family: str, seeds: int, oracle: Oracle) -> Outcome:
     """Never raises: what fails is wrong, and says how."""
     began = time.monotonic()
     try:
-        told = _refused(family) if family in REFUSED else _played(family, seeds, oracle)
+        told = _refused(family) if _is_refused(family) else _played(family, seeds, oracle)
     except (Exception, SystemExit) as error:  # upstream's or ours, of any kind: it belongs into the table
         told = {"verdict": "wrong", "why": f"{type(error).__name__}: {' '.join(str(error).split())}"}
     return Outcome(family, **told, seconds=round(time.monotonic() - began, 1))
+
+
+def _is_refused(family: str) -> bool:
+    return family in REFUSED or family in whole_families.REFUSED
 
 
 def _played(family: str, seeds: int, oracle: Oracle) -> dict[str, Any]:
@@ -113,27 +119,28 @@ def _reuse(model: Model) -> str:
 
 
 def _refused(family: str) -> dict[str, Any]:
-    """The loader's sentence."""
+    """The loader's sentence, of mlx-vlm's behind what the family is."""
     with tempfile.TemporaryDirectory() as home:
         try:
             ModelLoader(str(_folder(family, Path(home)))).load(lambda done, total: None)
         except ModelError as error:
             sentence = str(error).partition(": ")[2]
             is_named = sentence.endswith(".") and "Download" not in sentence
-            return {"verdict": "refused" if is_named else "wrong", "why": sentence}
+            what = f"{whole_families.REFUSED[family]}: " if family in whole_families.REFUSED else ""
+            return {"verdict": "refused" if is_named else "wrong", "why": what + sentence}
     return {"verdict": "wrong", "why": "it loads after all"}
 
 
 def _folder(family: str, home: Path) -> Path:
-    """A model of the family; where upstream leaves before there can be one, another's under its name."""
-    try:
-        return model_folder(PREFIX + family)
-    except SystemExit:
-        folder = home / family
-        shutil.copytree(model_folder("dense"), folder)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": family}))
-        return folder
+    """A model of the family; where there can be none, or its name is enough, another's under it."""
+    with contextlib.suppress(SystemExit):
+        if family in REFUSED or whole_families.is_made(family):
+            return model_folder(PREFIX + family)
+    folder = home / family
+    shutil.copytree(model_folder("dense"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": family}))
+    return folder
 
 
 def main() -> None:

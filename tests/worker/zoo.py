@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from tests.models.configs import CONFIGS
+from tests.models.families import of_mlx_vlm
 from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
-from tests.oracle import Oracle
+from tests.oracle import Oracle, open_whole
 from tests.worker.borders import distance
 from tests.worker.rules import RuleGrammar, allows
 from worker.contract import Cut, Draw, Engine, Model, Piece, Shape
@@ -393,12 +394,9 @@ def gap(architecture: str, found: Difference) -> float:
     """Where a row went another way: how far upstream's logits of the two tokens are apart, or for a sampled
     row without penalties how near the draw was to another token, or where they are ranked, these two."""
     import mlx.core as mx
-    from mlx_lm.models.cache import make_prompt_cache
-    from mlx_lm.utils import load_model
 
-    network, _ = load_model(model_folder(architecture))
     tokens = mx.array([[*found.job.prompt, *found.expected[: found.index]]])
-    logits = network(tokens, cache=make_prompt_cache(network))[0, -1]
+    logits = _logits(architecture, tokens)
     if _is_greedy(found.job):
         return float(logits[found.expected[found.index]] - logits[found.said[found.index]])
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)
@@ -411,6 +409,22 @@ def gap(architecture: str, found: Difference) -> float:
     # Tokens are ranked before one is drawn: two that are as likely may change places.
     ours, theirs = exact[found.said[found.index]], exact[found.expected[found.index]]
     return min(apart, float(abs(ours - theirs)))
+
+
+def _logits(architecture: str, tokens: Any) -> Any:
+    """Upstream's of what follows, in one pass."""
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+    from mlx_vlm.models.cache import make_prompt_cache as whole_cache
+
+    folder = model_folder(architecture)
+    if of_mlx_vlm(architecture):
+        whole = open_whole(folder)
+        embedded = whole.get_input_embeddings(tokens, None, mask=tokens * 0 + 1).to_dict()
+        given = {name: value for name, value in embedded.items() if value is not None}
+        return whole.language_model(tokens, cache=whole_cache(whole.language_model), **given).logits[0, -1]
+    network, _ = load_model(folder)
+    return network(tokens, cache=make_prompt_cache(network))[0, -1]
 
 
 def _allowed(rule: tuple[int, int] | None, vocabulary: int) -> np.ndarray:

@@ -36,7 +36,7 @@ from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Agree, Row, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
-from worker.engine.trees import arrays_of
+from worker.engine.trees import arrays_of, held_bytes
 from worker.pictures import Blob, Picture
 
 TOKENS_PER_CLEAR = 256
@@ -243,7 +243,7 @@ class BatchEngine:
     def cache_bytes(self) -> int:
         """See `contract.Engine`. Counts buffers as they are allocated; evaluates nothing."""
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
-        own: int = sum(cache.nbytes for caches in rows for cache in caches)
+        own = sum(held_bytes(cache) for caches in rows for cache in caches)
         groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
         return own + sum(group.nbytes for group in groups)
 

@@ -12,6 +12,7 @@ import mlx.nn as nn
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.sampler import Agree, Drawing, Row, Sampled, Sampler
+from worker.engine.trees import held_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +74,7 @@ class Group(Company):
     @property
     def nbytes(self) -> int:
         """Bytes of the caches."""
-        return sum(cache.nbytes for cache in self._own) if self._batch is None else self._batch.nbytes
+        return sum(held_bytes(cache) for cache in self._own) if self._batch is None else self._batch.nbytes
 
     def dispatch(self, model: nn.Module) -> Sequence[Job]:
         """Set out to feed every row its pending token and to draw the next one, which becomes pending.

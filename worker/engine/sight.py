@@ -34,7 +34,8 @@ class VisionNetwork(nn.Module):
         initialize: Any = super().__init__  # which MLX leaves without types
         initialize()
         self.whole = whole
-        self._has_positions = hasattr(whole.language_model, "get_rope_index")
+        self.axes = 3 if hasattr(whole.language_model, "get_rope_index") else 0
+        """Of the positions of its tokens that it is told: three, one, or 0: it finds them itself."""
 
     @property
     def layers(self) -> Any:
@@ -55,10 +56,18 @@ class VisionNetwork(nn.Module):
         `shifts`, [rows, 1] int32: how far a row's positions are behind its number of tokens, since an image
         takes fewer positions than tokens. `inputs`: what takes the place of embedded tokens.
         """
-        if self._has_positions and "position_ids" not in inputs:
-            inputs["position_ids"] = _positions(tokens, cache, shifts)
+        if self.axes and "position_ids" not in inputs:
+            positions = _positions(tokens, cache, shifts)
+            inputs["position_ids"] = positions if self.axes == 3 else positions[0]
+        elif not self.axes:
+            self._forget_positions()
         logits: mx.array = self.whole.language_model(tokens, cache=cache, **inputs).logits
         return logits
+
+    def _forget_positions(self) -> None:
+        """Of what was run last, which some of upstream's keep for what they take to follow it."""
+        if getattr(self.whole.language_model, "_position_ids", None) is not None:
+            self.whole.language_model._position_ids = None
 
     def embed(self, tokens: Sequence[int], pixels: Mapping[str, mx.array]) -> Any:
         """Upstream's own embeddings of tokens and the images that stand there."""
@@ -71,7 +80,7 @@ class VisionNetwork(nn.Module):
     def places(self, tokens: Sequence[int], grids: Mapping[str, mx.array]) -> tuple[mx.array | None, int]:
         """The positions of a whole prompt, [3, 1, tokens], and how far those of what follows are shifted.
         None: it has one position for each token."""
-        if not self._has_positions:
+        if not self.axes:
             return None, 0
         ids = mx.array([list(tokens)], mx.int32)
         positions, shift = self.whole.language_model.get_rope_index(ids, **grids)

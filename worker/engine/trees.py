@@ -18,3 +18,9 @@ def leaves_of(tree: Any) -> list[tuple[str, Any]]:
 def arrays_of(tree: Any) -> dict[str, mx.array]:
     """The leaves that are arrays, by name."""
     return {name: leaf for name, leaf in leaves_of(tree) if isinstance(leaf, mx.array)}
+
+
+def held_bytes(cache: Any) -> int:
+    """What a cache holds; of one that does not say, its state."""
+    told: int | None = getattr(cache, "nbytes", None)
+    return sum(array.nbytes for array in arrays_of(cache.state).values()) if told is None else told

@@ -38,7 +38,7 @@ def main() -> int:
     try:
         return Service(loader, worker_settings).run()
     except sockets.EndpointError as error:
-        settings.exit_with("worker.fake", str(error))
+        settings.exit_with("worker.fake", error)
 
 
 if __name__ == "__main__":

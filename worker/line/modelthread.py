@@ -133,7 +133,7 @@ class ModelThread:
         self._open_pool(partial(model.open_preparer, ready.context_length))
         limits = Limits(settings.prefix_cache_ram, settings.prefix_cache_disk, prefix_folder(settings))
         store = open_store(model, limits, self.inbox.put)
-        self._tell_ready(ready)
+        self._tell_ready(msgspec.structs.replace(ready, store=store.name if store else ""))
         return Loop(
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),

@@ -180,6 +180,7 @@ class Service:
             model=self._loader.name,
             pid=os.getpid(),
             versions=versions,
+            host=os.uname().nodename,
         )
         self._line.say(hello)
         if self._drain_until is None:  # one that drains is not ready, not even for a moment

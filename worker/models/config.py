@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from protocol.modelfolder import why_no_config
+from protocol.wording import in_words
 from worker.contract import ModelError
 
 CONTEXT_FALLBACK_TOKENS = 8192
@@ -25,7 +27,8 @@ _CONTEXT_KEYS = (
     "model_max_length",
 )
 
-_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+TEXT_KEYS = ("text_config", "llm_config", "language_config")
+"""What describes the language model, where it is a part."""
 _VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
 """What describes the part of a model that sees: in a few older ones it is but a name."""
 
@@ -54,7 +57,7 @@ class ModelConfig:
 def read_config(folder: Path, name: str) -> ModelConfig:
     """Raises `ModelError` for a folder without a readable config.json."""
     config = _read_object(folder / "config.json", name)
-    text: dict[str, Any] = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), dict)), {})
+    text: dict[str, Any] = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), {})
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
         raise ModelError(f"{name}: config.json names no model_type. Name a language model's folder.")
@@ -69,9 +72,9 @@ def read_config(folder: Path, name: str) -> ModelConfig:
 
 
 def require_known(config: ModelConfig, name: str) -> None:
-    """Raises `ModelError` unless mlx-lm implements the architecture, or mlx-vlm that of an encoder or of a
-    model that sees. Imports none of their models."""
-    if config.architecture in ENCODERS or reads(config) or (config.kind == "vision" and sees(config)):
+    """Raises `ModelError` unless mlx-lm implements the architecture, or mlx-vlm. Imports none of their
+    models."""
+    if config.architecture in ENCODERS or reads(config) or sees(config):
         return
     from mlx_lm import __version__
 
@@ -107,9 +110,9 @@ def _read_object(file: Path, name: str) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise ModelError(
-            f"{name}: there is no config.json in {file.parent}; name a model's folder."
-        ) from None
+        raise ModelError(f"{name}: {why_no_config(file.parent)}") from None
+    except PermissionError as error:
+        raise ModelError(f"{name}: {in_words(error)}.") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{name}: {file} cannot be read ({error}). Download the model again.") from None
     if not isinstance(content, dict):

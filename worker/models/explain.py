@@ -10,7 +10,7 @@ from worker.models.config import ModelConfig, reads
 def explain(error: BaseException, config: ModelConfig) -> str:
     """Why a load failed, in a sentence for the person who started it."""
     library, architecture = "mlx-lm" if reads(config) else "mlx-vlm", repr(config.architecture)
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit | ImportError):
         return f"{library} needs a package for the architecture {architecture} that is not installed."
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0]

@@ -49,6 +49,8 @@ TOKENIZERS = 3
 """One for each thread of the pool that prepares requests, and one to look into."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
+_UNCUT = "its answers depend on where a prompt is cut into parts, which upstream does at other places."
+"""Of mlx-vlm's alone: those that mlx-lm has too are served, and the log says so."""
 
 
 class ModelLoader:
@@ -100,7 +102,7 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
-        told = _versions(model.facts) | _preparing(folder, model.facts)
+        told = _versions(model.facts, config) | _preparing(folder, model.facts)
         facts = replace(
             model.facts,
             cache_bytes_max=budget.left_for_caches(weight_bytes),
@@ -158,23 +160,26 @@ class ModelLoader:
     def _reading(
         self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
     ) -> Model:
-        from worker.models.rehearsal import open_text
-
         if reads(config):
-            network, opened = load_weights(folder, progress), open_text
-        else:
-            from worker.models.vision import load_network
+            from worker.models.rehearsal import open_text
 
-            network, opened = load_network(folder), load_network
-            evaluate(network, progress)
+            network = load_weights(folder, progress)
+            self._laps.lap("weights")
+            return self._built(folder, config, network, open_text, tokenizers)
+        from worker.models.whole import like, load_network, try_text
+
+        network = load_network(folder)
+        evaluate(network, progress)
         self._laps.lap("weights")
-        return self._built(folder, config, network, opened, tokenizers)
+        try_text(network)
+        return self._built(folder, config, network, like(network), tokenizers)
 
     def _seeing(
         self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
-        from worker.models.vision import load_network, require_files, require_tower
+        from worker.models.vision import require_files, require_tower
+        from worker.models.whole import load_network
 
         laps = self._laps
         try:
@@ -232,6 +237,8 @@ class ModelLoader:
             lambda: find_abilities(stage_for(folder, network, opened)),
         )
         laps.lap("trial")
+        if not abilities.cut and not reads(config):
+            raise ModelError(_UNCUT)
         model = build_text_model(
             self.name, folder, config, network, eyes, abilities=abilities, tokenizers=tokenizers
         )
@@ -294,9 +301,11 @@ def warm_up(engine: Engine, rows: int) -> None:
     engine.reset()
 
 
-def _versions(facts: Facts) -> dict[str, str]:
+def _versions(facts: Facts, config: ModelConfig) -> dict[str, str]:
     """Of what fills caches, and lays them out."""
-    libraries = ("mlx", "mlx-lm", "mlx-vlm") if facts.capabilities.images else ("mlx", "mlx-lm")
+    libraries = ["mlx", "mlx-lm"]
+    if facts.capabilities.images or not reads(config):
+        libraries.append("mlx-vlm")
     return {name: metadata.version(name) for name in libraries}
 
 

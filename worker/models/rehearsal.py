@@ -11,11 +11,13 @@ import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.nn as nn
 from mlx_lm.utils import _get_classes, load_model
 
 from worker.engine.caches.trial import NEAR_TOKENS, Stage
+from worker.models.config import TEXT_KEYS
 from worker.models.thresholds import Config, farthest, shortened
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ def stage_for(folder: Path, network: nn.Module, open_network: Open = open_text) 
     """Where to try a model: the network itself if its config names no threshold, or if upstream takes none
     that is nearer."""
     config = json.loads((folder / "config.json").read_bytes())
-    config = _defaults(config) | config
+    config = _filled(config, network)
     for near in shortened(config, NEAR_TOKENS):
         try:
             twin = _reopened(folder, near, open_network)
@@ -46,8 +48,26 @@ def stage_for(folder: Path, network: nn.Module, open_network: Open = open_text) 
     return Stage(network, max(NEAR_TOKENS, farthest(config)))
 
 
+def _filled(config: Config, network: nn.Module) -> Config:
+    """The config with the thresholds that upstream fills in where it names none."""
+    whole = getattr(network, "whole", None)
+    if whole is None:
+        return _defaults(config) | config
+    text = _thresholds(getattr(whole.config, "text_config", None))
+    for key in TEXT_KEYS:
+        if isinstance(config.get(key), dict) and config[key]:
+            return _thresholds(whole.config) | config | {key: text | config[key]}
+    return text | _thresholds(whole.config) | config
+
+
+def _thresholds(built: Any) -> Config:
+    """Those of a config as mlx-vlm has built it."""
+    values = vars(built) if dataclasses.is_dataclass(built) else {}
+    return {name: value for name, value in values.items() if farthest({name: value})}
+
+
 def _defaults(config: Config) -> Config:
-    """The thresholds that upstream fills in where a config names none."""
+    """The same of mlx-lm's."""
     try:
         _, arguments = _get_classes(config)
     except ValueError:  # not a family of mlx-lm's

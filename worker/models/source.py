@@ -7,15 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from protocol import hub
+from protocol.modelfolder import WEIGHTS, neighbours, why_no_folder, why_no_weights
 from protocol.naming import folder_of, is_folder
-from protocol.settings import meant
+from protocol.wording import in_words, meant
 from worker.contract import ModelError
 
 log = logging.getLogger(__name__)
 
-WEIGHTS = "model*.safetensors"
-"""What upstream loads, and all it loads."""
-
+REACH = "Look at the network, set HF_ENDPOINT to a mirror, or name a folder."
+"""What to do where the hub is silent."""
 
 _MODELS = "models--"
 """Before the ids of models in the cache of Hugging Face; `/` is `--` there."""
@@ -34,19 +35,17 @@ def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
         folder = folder_of(model)
     else:
         return _fetched(model, inspect)
-    if not folder.is_dir():
-        told = f"{model}: there is no such folder. Name a model's folder or a Hugging Face id"
-        raise ModelError(f"{told}{meant(folder.name, neighbours(folder)) or '.'}")
+    if model is not None and (why := _looked(model)):
+        raise ModelError(why)
     inspect(folder)
     return folder
 
 
-def neighbours(folder: Path) -> list[str]:
-    """The names of the folders beside one that is not there."""
+def _looked(model: str) -> str | None:
     try:
-        return [each.name for each in folder.expanduser().parent.iterdir() if each.is_dir()]
-    except OSError:
-        return []
+        return why_no_folder(model)
+    except OSError as error:
+        return f"{in_words(error)}."
 
 
 def _cached() -> list[str]:
@@ -60,12 +59,8 @@ def _cached() -> list[str]:
 def weight_files(folder: Path, name: str) -> list[Path]:
     """The model's weights, all of them. Raises `ModelError` when some or all are missing."""
     files = sorted(folder.glob(WEIGHTS))
-    if not files:
-        others = sorted(
-            {file.suffix for pattern in ("*.bin", "*.gguf", "*.pth") for file in folder.glob(pattern)}
-        )
-        have = f", only {' and '.join(others)}, which MLX cannot load" if others else ""
-        raise ModelError(f"{name}: there are no weights ({WEIGHTS}) in {folder}{have}.")
+    if why := why_no_weights(folder):
+        raise ModelError(f"{name}: {why}")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         missing = _listed(index, name) - {file.name for file in files}
@@ -96,18 +91,23 @@ def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
     """The repository's files that match, fetched with a progress bar on stderr when they are not there."""
     from huggingface_hub import constants, errors, snapshot_download
 
+    hub.bound()
+    near = meant(repository, _cached()) or "."
+    unreachable = f"it is not on this machine, and {constants.ENDPOINT} cannot be reached{near} {REACH}"
     try:
         return Path(snapshot_download(repository, allow_patterns=list(patterns)))
     except errors.GatedRepoError:
         reason = "its makers ask for consent first. Accept their terms on huggingface.co and set HF_TOKEN."
     except errors.RepositoryNotFoundError:
         told = "Hugging Face has no such model, or it is private (set HF_TOKEN); no folder has that name"
-        reason = f"{told} either" + (meant(repository, _cached()) or ".")
+        reason = f"{told} either{near}"
     except errors.LocalEntryNotFoundError:
         if constants.HF_HUB_OFFLINE:
             reason = "it is not on this machine, and HF_HUB_OFFLINE forbids to fetch it."
         else:
-            reason = "it is not on this machine, and huggingface.co cannot be reached."
+            reason = unreachable
+    except hub.transport_errors():
+        reason = unreachable
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
         reason = f"it cannot be fetched from Hugging Face ({' '.join(str(error).split())})."
     raise ModelError(f"{repository}: {reason}")

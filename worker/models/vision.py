@@ -1,4 +1,4 @@
-"""A model that sees, loaded by mlx-vlm: one network for prompts with images and for those without.
+"""A model that sees, of mlx-vlm's: one network for prompts with images and for those without.
 
 Whether a family fits is found by trying, when it is loaded: a prompt with two images of different sizes goes
 the engine's way, image by image and in chunks cut within one of them, and must come out as it does from
@@ -25,10 +25,7 @@ from worker.models.eyes import Eyes, Found, Looked, find_places
 from worker.models.processor import TEXTUAL, Processor
 from worker.models.prompt import added_tokens, open_tokenizer
 from worker.models.template import render, template_of
-
-ERROR_MAX = 0.2
-"""Of logits that should be upstream's, relative to these: rounding in few bits, through many layers, stays
-below it; what is not seen, or seen elsewhere, is far beyond."""
+from worker.models.whole import ERROR_MAX, relative_error
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Where models say how images are prepared. Some of upstream's processors would guess without."""
@@ -45,16 +42,6 @@ def require_files(folder: Path) -> None:
     if not any((folder / file).is_file() for file in PROCESSOR_FILES):
         files = " nor ".join(PROCESSOR_FILES)
         raise ModelError(f"there is neither {files} in {folder}. Download them as well.")
-
-
-def load_network(folder: Path) -> VisionNetwork:
-    """Upstream's network, its weights not read yet. Raises one of many errors."""
-    from mlx_vlm.utils import load_model
-
-    whole = load_model(folder, lazy=True)
-    if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
-        raise ValueError("its network does not tell what it sees from what it says")
-    return VisionNetwork(whole)
 
 
 def require_tower(network: VisionNetwork) -> None:
@@ -93,7 +80,7 @@ def try_eyes(eyes: Eyes, processor: Processor, network: VisionNetwork, folder: P
     token_bytes = max(-(-sight.look(picture) // len(picture.tokens)) for picture in pictures)
     sight.show(_ROW, tokens, pictures)
     cut = pictures[0].first + len(pictures[0].tokens) // 2
-    error = _error(_seen(network, sight, tokens, cut), _upstream(network, tokens, whole))
+    error = relative_error(_seen(network, sight, tokens, cut), _upstream(network, tokens, whole))
     if not error <= ERROR_MAX:
         raise ValueError(f"it sees images in parts otherwise than as a whole (by {error:.2f})")
     return token_bytes
@@ -155,9 +142,3 @@ def _may_be_cut(whole: Any, given: Mapping[str, Any]) -> bool:
             embeddings = given["inputs_embeds"]
             return bool(policy(inputs_embeds=embeddings, prefill_kwargs={**given}))
     return not any(getattr(each, "no_chunked_prefill", False) for each in (whole, whole.language_model))
-
-
-def _error(ours: mx.array, theirs: mx.array) -> float:
-    difference = (ours - theirs).astype(mx.float32)
-    ratio: Any = mx.linalg.norm(difference) / mx.linalg.norm(theirs.astype(mx.float32))
-    return float(ratio.item())

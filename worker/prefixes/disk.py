@@ -84,6 +84,11 @@ class DiskTier:
         """Bytes of the files that were found or written, and not removed since."""
         return self._folder.usage
 
+    @property
+    def name(self) -> str:
+        """The same for all who use this folder, on whatever path."""
+        return self._folder.name
+
     def scan(self) -> list[Found]:
         """What is there, by the headers alone. On the caller's thread: only before the first job."""
         return list(self._folder.scan())

@@ -51,9 +51,13 @@ class Folder:
         self._sizes: dict[str, int] = {}
         self.usage = 0
         """Bytes of the files that were found or saved, and not removed since."""
+        self.name = ""
+        """The machine and the folder, whatever its path; empty: it cannot be used."""
         try:
             self._make()
             path.chmod(0o700)
+            found = path.stat()
+            self.name = f"{os.uname().nodename}:{found.st_dev:x}:{found.st_ino:x}"
         except OSError as error:
             log.warning("no folder for stored prefixes: %s", error)
 

@@ -248,6 +248,11 @@ class Store:
         if self.disk is not None:
             self.disk.close(wait=True)
 
+    @property
+    def name(self) -> str:
+        """What is on the disk, by its place; empty: nothing."""
+        return self.disk.name if self.disk is not None else ""
+
     def status(self) -> PrefixStatus:
         return self.index.status(ram_limit=self.ram_max, disk_limit=self.disk_max)
 

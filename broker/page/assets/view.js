@@ -77,13 +77,13 @@ function detail(model) {
   const restarts = model.restarts ? plural(model.restarts, "restart") : "";
   return listed(
     model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
-    restarts && (model.last_end ? `${restarts}, the last: ${briefly(model.last_end)}` : restarts),
+    restarts && (model.last_end_reason ? `${restarts}, the last: ${endWords(model.last_end_reason)}` : restarts),
     model.answered_tokens ? `${plural(model.answered_tokens, "token")} answered` : "",
   );
 }
 
-/** How a process ended, without who was aboard. */
-const briefly = (end) => end.split(": ")[0];
+/** How a process ended, of its code: `sigkill`, `exit_1`, `not_started`. */
+const endWords = (reason) => reason.startsWith("sig") ? reason.toUpperCase() : reason.replaceAll("_", " ");
 
 const ratio = (part, whole) => (whole ? Math.min(1, part / whole) : 0);
 
@@ -192,14 +192,12 @@ function withPauses(events) {
 }
 
 const TWICE_S = 0.1;
-// "Not yet" is an answer there, and asked for all the time.
-const PROBES = new Set(["/ready", "/health"]);
 
 function errors({ failures, refusals }) {
   const failed = failures.map((end) => ({ ...endLine(end), time: end.time, what: `${end.code} · ${end.model}` }));
   // A request that failed before its answer began is in both.
   const twice = (refusal) => failures.some((end) => end.code === refusal.code && Math.abs(end.time - refusal.time) < TWICE_S);
-  const refused = refusals.filter((refusal) => !twice(refusal) && !PROBES.has(refusal.path)).map((refusal) => ({
+  const refused = refusals.filter((refusal) => !twice(refusal)).map((refusal) => ({
     key: refusal.request_id, time: refusal.time, tone: refusal.status < 500 ? "busy" : "bad",
     clock: clock(refusal.time), what: `${refusal.status} ${refusal.code}`, more: `${refusal.method} ${refusal.path}`,
   }));

@@ -209,3 +209,33 @@ def test_the_states_of_models() -> None:
     assert catalogue.state("stranger") == "loading"
     depot.line.dispatcher.lost("v")
     assert catalogue.state("stranger") == "unloaded"
+
+
+def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_supervisors() -> None:
+    line = Line(host="here")
+    line.serving("local", "m", host="here", pid=7)
+    line.serving("remote", "m", host="there", pid=8)
+    line.serving("older", "m", pid=9)
+    line.dispatcher.catalogue.told(Roster(models=[ModelState(name="m", stage="running", leaving=[8])]))
+    assert line.told[-1].serving == [7, 9]
+    assert line.told[-1].idle == [8], "nobody here has that number"
+    remote, local = (line.dispatcher.fleet.get(name) for name in ("remote", "local"))
+    assert remote is not None
+    assert local is not None
+    assert remote.serves
+    line.dispatcher.catalogue.told(Roster(models=[ModelState(name="m", stage="running", leaving=[7])]))
+    assert not local.serves
+    assert remote.serves
+
+
+def test_a_worker_of_another_machine_serves_a_model_that_is_not_loaded_here() -> None:
+    line = Line(host="here")
+    line.serving("remote", "b", host="there")
+    states = [ModelState(name="a", stage="running"), ModelState(name="b")]
+    line.dispatcher.catalogue.told(Roster(models=states, on_demand=True))
+    found = line.dispatcher.find("b")
+    assert isinstance(found, Worker)
+    with line.dispatcher.board(found, [request("x")], ()):
+        assert line.told[-1].wanted == ["a"]
+    line.dispatcher.lost("remote")
+    assert isinstance(line.dispatcher.find("b"), Vacancy)

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from broker.line.connections import kill_peer, peer_pid
+from broker.line.link import LEFT_ALONE
 from protocol.messages import Hello
 from tests.broker.asgi import run
 from tests.broker.line.test_link import Heard, listening
+from tests.ports import free_port
 
 WAIT_S = 20.0
 
@@ -73,7 +75,7 @@ def test_who_names_another_process_than_its_own_gets_neither_killed(endpoint: st
         async with listening(endpoint) as (link, heard):
             liar = start(PEER, endpoint, "liar", victim.pid)
             assert (await met(heard)).pid == victim.pid
-            assert not link.kill("liar", victim.pid)
+            assert link.end("liar", victim.pid) == LEFT_ALONE
             for process in (victim, liar):
                 with pytest.raises(subprocess.TimeoutExpired):
                     process.wait(0.2)
@@ -86,9 +88,9 @@ def test_who_names_its_own_process_is_killed(endpoint: str, start: Start) -> Non
         async with listening(endpoint) as (link, heard):
             honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
             assert {(await met(heard)).pid, (await met(heard)).pid} == {honest.pid, other.pid}
-            assert not link.kill("other", honest.pid)
+            assert link.end("other", honest.pid) == LEFT_ALONE
             honest.send_signal(signal.SIGSTOP)  # as it is with those that hang
-            assert link.kill("honest", honest.pid)
+            assert link.end("honest", honest.pid) == "killed"
             assert await asyncio.to_thread(honest.wait, WAIT_S) == -signal.SIGKILL
             assert await heard.next() == "honest"
             assert other.poll() is None
@@ -104,9 +106,25 @@ def test_who_has_no_connection_any_more_gets_nobody_killed(endpoint: str, start:
             await met(heard)
             liar.kill()
             assert await heard.next() == "liar"
-            assert not link.kill("liar", victim.pid)
-            assert not link.kill("nobody", victim.pid)
+            assert link.end("liar", victim.pid) == LEFT_ALONE
+            assert link.end("nobody", victim.pid) == LEFT_ALONE
             assert victim.poll() is None
+
+    run(talk())
+
+
+def test_one_that_hangs_behind_a_network_is_cut_off_and_its_process_left_alone(start: Start) -> None:
+    async def talk() -> None:
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        async with listening(endpoint) as (link, heard):
+            hung, other = start(PEER, endpoint, "hung", 0), start(PEER, endpoint, "other", 0)
+            assert {(await met(heard)).pid, (await met(heard)).pid} == {hung.pid, other.pid}
+            hung.send_signal(signal.SIGSTOP)
+            assert link.end("hung", hung.pid) == "cut off"
+            assert await heard.next() == "hung", "it is lost, and the other one is not"
+            assert hung.poll() is None
+            assert other.poll() is None
+            assert heard.silent
 
     run(talk())
 

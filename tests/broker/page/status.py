@@ -15,6 +15,7 @@ def model(name: str = "org/model", **told: Any) -> dict[str, Any]:
         "waiting": 0,
         "restarts": None,
         "last_end": "",
+        "last_end_reason": "",
         "answered_tokens": 0,
     } | told
 

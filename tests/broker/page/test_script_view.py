@@ -66,11 +66,13 @@ def test_a_worker_that_was_told_to_go_and_came_back_is_in_no_pause(call: Call) -
     assert told["events"][0]["more"] == "after 3.0 s"
 
 
-def test_restarts_are_told_with_how_the_last_one_ended(call: Call) -> None:
-    [card] = seen(call, models=[model(restarts=2, last_end="killed by SIGKILL: a, b", answered_tokens=1234)])[
-        "models"
-    ]
-    assert card["detail"] == "2 restarts, the last: killed by SIGKILL · 1,234 tokens answered"
+@pytest.mark.parametrize(
+    ("reason", "told"), [("sigkill", "SIGKILL"), ("exit_70", "exit 70"), ("not_started", "not started")]
+)
+def test_restarts_are_told_with_how_the_last_one_ended(call: Call, reason: str, told: str) -> None:
+    of = model(restarts=2, last_end="a sentence", last_end_reason=reason, answered_tokens=1234)
+    [card] = seen(call, models=[of])["models"]
+    assert card["detail"] == f"2 restarts, the last: {told} · 1,234 tokens answered"
 
 
 def test_a_worker_tells_what_it_holds(call: Call) -> None:
@@ -123,7 +125,7 @@ def test_what_a_request_has_been_through_is_noted(call: Call) -> None:
     assert call("view.js", "requestLine", of)["notes"] == notes
 
 
-def test_what_failed_is_told_once_and_probes_are_not(call: Call) -> None:
+def test_what_failed_is_told_once(call: Call) -> None:
     told = seen(
         call,
         failures=[end("engine_error", time=NOW - 10)],
@@ -131,7 +133,6 @@ def test_what_failed_is_told_once_and_probes_are_not(call: Call) -> None:
             refusal(404, "model_not_found", time=NOW),
             refusal(500, "engine_error", time=NOW - 9.95),
             refusal(500, "engine_error", time=NOW - 30),
-            refusal(503, "worker_unavailable", method="GET", path="/ready"),
         ],
     )["errors"]
     words = ["404 model_not_found", "engine_error · org/model", "500 engine_error"]

@@ -19,7 +19,8 @@ from tests.broker.dispatching import accepted, events, finished, request, reused
 from tests.broker.house import House
 
 MODEL = "org/model"
-GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "roundhouse.json"
+ROOT = Path(__file__).resolve().parents[3]
+GRAFANA = ROOT / "deploy" / "grafana" / "roundhouse.json"
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -163,5 +164,18 @@ def test_the_dashboard_names_what_is_there_by_labels_that_are_there(house: House
             assert all(wanted <= labels[name] for name in named), expression
             if "$model" in expression:
                 assert all("model" in labels[name] for name in named), expression
+
+    run(talk())
+
+
+def test_what_the_documents_name_is_measured(house: House) -> None:
+    async def talk() -> None:
+        use(house)
+        await house.get("/nowhere").end()
+        names = {name for name, _ in await scrape(house)}
+        told = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+        named = set(re.findall(r"roundhouse_[a-z_]+", told))
+        assert len(named) > 15
+        assert {name for name in named if not any(each.startswith(name) for each in names)} == set()
 
     run(talk())

@@ -9,8 +9,8 @@ import pytest
 from broker import app
 from broker.dialects.messages import errors as anthropic
 from broker.dialects.operations import OPERATIONS
-from broker.http import auth
 from broker.http.errors import ENVELOPES
+from broker.http.probes import PROBES
 from broker.page import page
 from protocol.errors import Code, RequestError
 from tests.broker.asgi import run
@@ -49,7 +49,7 @@ def test_the_document_says_whether_a_key_is_needed_and_needs_one_then(keys: tupl
         document: Any = (await keyed.get("/openapi.json", x_api_key="sesame").end()).json
         assert ({} in document["security"]) != bool(keys)
         is_open = {path for path, of in document["paths"].items() if of.get("get", {}).get("security") == []}
-        assert is_open == auth.OPEN_PATHS
+        assert is_open == PROBES
 
     run(talk())
     keyed.close()

@@ -93,6 +93,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
                     memory_bytes=7,
                     restarts=2,
                     last_end="worker (pid 9) was ended by SIGKILL after 3.0 s",
+                    last_end_reason="sigkill",
                 ),
                 ModelState(name="other"),
             ],
@@ -108,19 +109,22 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "resident": True,
         "memory_bytes": 7,
         "waiting": 0,
+        "replicas": 1,
         "restarts": 2,
         "last_end": "worker (pid 9) was ended by SIGKILL after 3.0 s",
+        "last_end_reason": "sigkill",
         "losses": {},
         "answered_tokens": 0,
     }
     assert (other["model"], other["state"], other["waiting"]) == ("other", "unloaded", 1)
     assert (other["resident"], other["restarts"], other["last_end"]) == (False, 0, "")
+    assert other["last_end_reason"] == ""
 
 
 def heard() -> dict[str, Any]:
     """What is told of a worker that has told all of itself, 2.5 s ago."""
     line = Line()
-    line.serving("w", "org/model")
+    line.serving("w", "org/model", host="mac.local")
     beat = Heartbeat(
         incarnation="w",
         running=1,
@@ -152,6 +156,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "start_s": {},
         "incarnation": "w",
         "pid": 1,
+        "host": "mac.local",
         "connected_s": 2.5,
         "uptime_s": 99.5,
         "loading": None,
@@ -166,6 +171,9 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         },
         "running": 1,
         "waiting": 2,
+        "boarded": 0,
+        "aboard": 0,
+        "speed": {"prompt_tokens_per_s": None, "answer_tokens_per_s": None},
         "steps": 5,
         "cache_bytes": 77,
         "cache_bytes_max": 2**30,

@@ -129,6 +129,20 @@ def test_requests_are_told_wherever_they_stand(house: House) -> None:
     run(talk())
 
 
+def test_a_probe_that_hears_not_yet_is_counted_and_is_no_refusal() -> None:
+    house = House()
+
+    async def talk() -> None:
+        assert (await house.get("/ready").end()).status == 503
+        answer = (await house.get("/v1/status").end()).json
+        assert answer["recent"]["refusals"] == []
+        assert answer["gateway"]["responses"] == {"503": 1}
+        assert sum(answer["gateway"]["errors"].values()) == 1
+
+    run(talk())
+    house.close()
+
+
 def test_refusals_are_remembered_by_their_ids_without_what_was_asked(house: House) -> None:
     async def talk() -> None:
         refused = await house.get("/v1/models/secret%20model" + "x" * 300, x_request_id="mine").end()

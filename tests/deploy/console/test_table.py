@@ -37,7 +37,7 @@ def busy() -> Line:
     """Two models, requests in every phase, one that has ended."""
     line = Line()
     line.dispatcher.sweep()
-    states = [ModelState(name="m", restarts=2), ModelState(name="other[/]")]
+    states = [ModelState(name="m", restarts=2, last_end_reason="exit_70"), ModelState(name="other[/]")]
     line.dispatcher.catalogue.told(Roster(models=states))
     return line
 
@@ -49,6 +49,7 @@ def test_a_worker_that_loads_says_how_far_it_is() -> None:
     line.say("w", Loading(incarnation="w", done=1, total=4))
     text = shown(status(line))
     assert "loading 25%" in text
+    assert "2 EXIT 70" in text
     assert "other[/]" in text
     assert "up 1 h 1 m" in text
 
@@ -91,7 +92,7 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
     [third] = [row for row in text.splitlines() if row.startswith("chat-c")]
     assert "stop" in third
     [worker] = [row for row in text.splitlines() if row.startswith("m ")]
-    assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2"
+    assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2 EXIT 70"
     assert "1 tokens/s" in text
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +61,38 @@ def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> Non
 def test_this_machine_has_memory() -> None:
     memory = look()
     assert 0 < memory.for_model < memory.usable <= memory.total
+
+
+# --- docs/mac.md tells the same --------------------------------------------------------------------
+
+MAC = (Path(__file__).resolve().parents[3] / "docs" / "mac.md").read_text()
+SHOWN = re.findall(
+    r"^\| ([\w.-]+) \| ([\d.]+) GB \| (\d+).* × (\d+) × (\d+) \| ([\d,]+) \|$", MAC, re.MULTILINE
+)
+MACHINES = re.findall(r"^\| (\d+) GB(, 85%)? \| ([\d.]+) GB \| (.*) \|$", MAC, re.MULTILINE)
+BY_NAME = {each.id.partition("/")[2]: each for each in SUGGESTIONS}
+
+
+@pytest.mark.parametrize("row", SHOWN, ids=lambda row: row[0])
+def test_the_bytes_of_a_token_are_as_the_page_about_macs_reckons_them(row: tuple[str, ...]) -> None:
+    name, weights, layers, heads, size, token_bytes = row
+    suggestion = BY_NAME[name]
+    assert f"{suggestion.weight_bytes / GB:.1f}" == weights
+    assert 2 * int(layers) * int(heads) * int(size) * 2 == suggestion.token_bytes
+    assert f"{suggestion.token_bytes:,}" == token_bytes
+
+
+@pytest.mark.parametrize("row", MACHINES, ids=lambda row: row[0] + row[1])
+def test_the_contexts_that_fit_are_as_the_page_about_macs_has_them(row: tuple[str, ...]) -> None:
+    gigabytes, raised, room, contexts = row
+    total = int(gigabytes) * GIB
+    limit = total * 85 // 100 // 2**20 * 2**20 if raised else None
+    memory = Memory(total, total, usable_of_mac(total, limit), limit)
+    fitting = dict(that_fit(memory.for_model))
+    found = [fitting.get(BY_NAME[name]) for name, *_ in SHOWN]
+    assert f"{memory.for_model / GB:.1f}" == room
+    assert " | ".join("–" if each is None else f"{each:,}" for each in found) == contexts
+
+
+def test_the_page_about_macs_has_both_tables() -> None:
+    assert (len(SHOWN), len(MACHINES)) == (6, 11)

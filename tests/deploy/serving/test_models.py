@@ -159,3 +159,23 @@ def test_a_spare_leaves_room_for_the_residents_and_one_more_with_its_process(tmp
     least = 2 * SPARE_BYTES + 1200
     assert beside_spare(least, models) == least - SPARE_BYTES
     assert beside_spare(least - 1, models) is None
+
+
+def test_each_model_has_as_many_workers_as_its_table_or_else_serve_says(tmp_path: Path) -> None:
+    file = config(tmp_path, '[models.two]\nmodel = "org/b"\nreplicas = 2\n[models.any]\nmodel = "org/c"\n')
+    models = read(("org/a",), file, [], replicas=3)
+    assert {model.name: model.replicas for model in models} == {"org/a": 3, "two": 2, "any": 3}
+    assert [model.replicas for model in read((), None, [], replicas=4)] == [4]
+    for value in ("0", "65", '"2"'):
+        assert wrong(config(tmp_path, f"[models.a]\nreplicas = {value}"))
+
+
+def test_replicas_take_their_weights_each_and_share_the_budget(tmp_path: Path) -> None:
+    model = ServedModel(name="a", model=weights(tmp_path / "a", 100), replicas=3, resident=True)
+    with pytest.raises(SettingsError, match="take 300 bytes"):
+        memory_budget(250, [model])
+    assert memory_budget(300, [model]) == 300
+    assert "--memory-budget=100" in worker_flags(ServeSettings(memory_budget=300), model, several=False)
+    alone = ServedModel(name="a", model=model.model)
+    assert memory_budget(None, [alone]) is None
+    assert memory_budget(None, [model]) is not None, "each would take what there is"

@@ -127,6 +127,17 @@ def test_several_models_have_a_worker_each_that_is_told_its_name_and_the_budget(
     }
 
 
+def test_replicas_are_told_the_same_and_the_gateway_where_others_join() -> None:
+    argv = ["--endpoint=ipc:///run/x.sock", "--replicas=2", "--memory-budget=8GiB", "--spare=0"]
+    told = flags([*argv, "--join=tcp://10.0.0.1:7733", "--routing=load"])
+    common, share = "--endpoint=ipc:///run/x.sock", f"--memory-budget={2**32}"
+    assert told == {
+        "gateway": [common, "--join=tcp://10.0.0.1:7733", "--routing=load"],
+        "worker": [common, share],
+        "worker.2": [common, share],
+    }
+
+
 def test_a_budget_without_room_for_the_spare_has_none_and_keeps_its_bytes() -> None:
     given, _ = serve.read(["--memory-budget=200MB"], {})
     assert (given.memory_budget, given.spare) == (200_000_000, 0)
@@ -308,7 +319,7 @@ def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_
     ("argv", "said"),
     [
         (["--config"], "argument --config: expected one argument"),
-        (["--config=no-such-file"], "no-such-file: [Errno 2] No such file or directory: 'no-such-file'"),
+        (["--config=no-such-file"], "no-such-file: there is no such file or folder"),
     ],
 )
 def test_a_file_that_is_not_there_is_said_once(argv: list[str], said: str) -> None:

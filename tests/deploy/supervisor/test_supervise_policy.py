@@ -13,6 +13,7 @@ from deploy.supervisor.children import KILL_WAIT_S_MAX, State
 from deploy.supervisor.events import (
     Decision,
     Died,
+    Ends,
     Event,
     Kill,
     NotStarted,
@@ -20,6 +21,7 @@ from deploy.supervisor.events import (
     Start,
     StopAsked,
     Terminate,
+    reason_of,
 )
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
@@ -102,22 +104,35 @@ def test_two_children_of_one_name_are_refused() -> None:
 
 def test_ends_that_nobody_asked_for_are_counted_and_the_last_one_is_told() -> None:
     children = running()
-    assert children.ends("worker") == (0, "")
+    assert children.ends("worker") == Ends()
     children.handle(Died("worker", 123, -9), 3.0)
+    assert (children.ends("worker").count, children.ends("worker").reason) == (1, "sigkill")
     children.handle(None, 4.0)
     children.handle(Died("worker", 124, 3, "RuntimeError"), 5.0)
-    assert children.ends("worker") == (
-        2,
-        "worker (pid 124) exited with status 3 after 1.0 s, saying 'RuntimeError'",
+    assert children.ends("worker") == Ends(
+        2, "worker (pid 124) exited with status 3 after 1.0 s, saying 'RuntimeError'", "exit_3"
     )
-    assert children.ends("gateway") == (0, "")
+    assert children.ends("gateway") == Ends()
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (Died("worker", 1, -6), "sigabrt"),
+        (Died("worker", 1, -40), "signal_40"),
+        (Died("worker", 1, 70, "words"), "exit_70"),
+        (NotStarted("worker", "no such file"), "not_started"),
+    ],
+)
+def test_an_end_has_a_code_for_programs(event: Died | NotStarted, reason: str) -> None:
+    assert reason_of(event) == reason
 
 
 def test_an_end_that_was_asked_for_is_not_counted() -> None:
     children = running()
     children.handle(StopAsked("SIGTERM"), 1.0)
     children.handle(Died("gateway", 1, 0), 2.0)
-    assert children.ends("gateway") == (0, "")
+    assert children.ends("gateway") == Ends()
 
 
 def test_a_death_is_one_line_that_says_who_how_and_what_now() -> None:

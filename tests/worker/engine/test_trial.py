@@ -19,7 +19,7 @@ from tests.worker.folders import copied
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.trial import NEAR_TOKENS, Abilities, Stage, find_abilities
 from worker.models.rehearsal import stage_for
-from worker.models.vision import load_network
+from worker.models.whole import load_network
 
 SPARSE = "family-minimax_m3_vl"
 

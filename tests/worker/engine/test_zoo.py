@@ -26,6 +26,7 @@ OTHERS = {
     "baichuan_m1": 1,
     "family-gpt_bigcode": 2,
     "family-minimax_m3_vl": 1,
+    "family-z1t": 1,
 }
 """The first seed of a scenario with so few rows in which rows are forked, restored, and cancelled or
 preempted, if it is another. `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
@@ -60,6 +61,9 @@ MECHANISMS = (
     *(name for name in ARCHITECTURES if name not in ALIKE),
     "family-gpt_bigcode",  # learned positions, found by one number for all rows
     "family-minimax_m3_vl",  # blocks of keys, cut where a row happens to lie
+    "family-cohere_compass",  # of mlx-vlm's: positions that it is told, in one axis
+    "family-minimax_m3",  # of mlx-vlm's: caches of its own class, which keep more than keys and values
+    "family-z1t",  # of mlx-vlm's: caches that do not say how large they are
 )
 
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from huggingface_hub import constants, errors
 
+from protocol.hub import transport_errors
 from tests.worker.folders import copied, failure, nothing
 from worker.contract import Draw, ModelError
 from worker.models import load
@@ -165,6 +166,33 @@ def test_an_unreachable_hub_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     assert "cannot be reached" in failure("some/model")
+
+
+def test_a_hub_that_hangs_up_is_said_not_to_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models--org--small-4bit").mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def hang_up(*args: object, **kwargs: object) -> str:
+        [kind] = transport_errors()
+        raise kind("Server disconnected")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hang_up)
+    assert "cannot be reached. Look at the network" in failure("some/model")
+
+
+def test_a_config_that_is_others_is_not_to_be_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    folder = copied(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    message = failure(folder)
+    assert "config.json: you may not read or write it" in message
+    assert "ownload" not in message
 
 
 def test_a_repository_is_looked_at_before_its_weights_are_fetched(

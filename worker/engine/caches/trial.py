@@ -40,6 +40,8 @@ _AHEAD: tuple[tuple[tuple[Prompt, ...], tuple[int, ...]], ...] = (
 _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What upstream's models and caches raise when they are asked for too much."""
 
+_REASON_MAX = 160
+"""Characters; what an error says beyond them is for programmers."""
 _DIFFERENCE_MAX = 0.1
 """Of the logits' spread. Rounding makes a hundredth of it at most, a wrong position as much as it likes."""
 _MEAN_DIFFERENCE_MAX = 0.03
@@ -84,7 +86,7 @@ def find_abilities(stage: Stage, agree: Callable[[bool], bool] = bool, *, alike:
         try:
             attempt()
         except _REFUSALS as error:
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = _first_sentence(error)
         if not agree(not why):
             reasons.append(f"{ability}: {why or 'another process cannot'}")
             return False
@@ -190,6 +192,11 @@ class _Trial:
     def _equal(found: Sequence[mx.array], right: Sequence[mx.array]) -> None:
         for some, others in zip(found, right, strict=True):
             _limit(mx.max(_differences(some, others)), _DIFFERENCE_MAX)
+
+
+def _first_sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < _REASON_MAX else text.partition(". ")[0][:_REASON_MAX]
 
 
 def _prompt(tokens: int) -> Prompt:

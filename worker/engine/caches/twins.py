@@ -19,7 +19,11 @@ class _StateCache(vlm.ArraysCache):
 
 
 def twin(cache: Any) -> Any:
-    """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged; what has no twin stays."""
+    """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged. What has no twin stays,
+    and one of which a network asks more than of its kind."""
+    kinds = (vlm.RotatingKVCache, vlm.KVCache, vlm.ArraysCache, vlm.CacheList)
+    if not any(isinstance(cache, kind) and set(dir(type(cache))) <= set(dir(kind)) for kind in kinds):
+        return cache
     match cache:
         case vlm.RotatingKVCache():
             return RotatingKVCache(cache.max_size, cache.keep)
@@ -27,7 +31,5 @@ def twin(cache: Any) -> Any:
             return KVCache()
         case vlm.ArraysCache():
             return _StateCache(len(cache.cache))
-        case vlm.CacheList():
-            return CacheList(*map(twin, cache.caches))
         case _:
-            return cache
+            return CacheList(*map(twin, cache.caches))

@@ -1,0 +1,178 @@
+"""Several workers of the embedded model: requests led to where their beginnings are, or to the least loaded.
+
+    python -m bench.affinity [--replicas 2,4] [--rounds 3] [--agents 8] [--turns 10] [--flood 64]
+
+Agents with conversations of their own behind one system prompt, all at once, each asking again when it has
+its answer; `--routing affinity` and `--routing load` by turns, each round with words of its own. Then, with
+affinity, many requests at once with one prompt: how many each worker got. The disk is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.client import Answer, ask, client
+from bench.processes import free_port, running, socket_folder, wait_for, wait_until
+from bench.rivals import Server
+from bench.timing import percentile, print_table
+
+METHODS = "affinity", "load"
+SHARED_WORDS, OPENING_WORDS, TURN_WORDS = 150, 150, 40
+ANSWER_TOKENS = 16
+FLOOD_WORDS = 300
+WORDS = Path(__file__).with_name("README.md").read_text().split()
+
+
+@dataclass
+class Side:
+    """A `serve` with so many workers, and what its agents met. `turns`: behind an agent's first."""
+
+    method: str
+    replicas: int
+    server: Server
+    turns: list[Answer] = field(default_factory=list)
+    openings: list[Answer] = field(default_factory=list)
+
+    def workers(self) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(f"{self.server.url}/v1/status", timeout=30) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["workers"]
+            return [each for each in found if each["state"] == "ready"]
+
+    def boarded(self) -> Counter[int]:
+        """Requests that each worker was sent so far, by process id."""
+        return Counter({each["pid"]: each["boarded"] for each in self.workers()})
+
+
+def words(count: int, dice: random.Random) -> str:
+    """Some that no other call returns."""
+    return " ".join(dice.choices(WORDS, k=count))
+
+
+async def converse(side: Side, system: str, seed: str, turns: int) -> None:
+    """One agent."""
+    dice = random.Random(seed)
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": words(OPENING_WORDS, dice)},
+    ]
+    async with client(side.server) as http:
+        for turn in range(turns):
+            answer = await ask(http, side.server, messages, ANSWER_TOKENS, ignore_eos=True)
+            (side.turns if turn else side.openings).append(answer)
+            said = {"role": "assistant", "content": answer.text}
+            messages = [*messages, said, {"role": "user", "content": words(TURN_WORDS, dice)}]
+
+
+async def trace(side: Side, number: int, agents: int, turns: int) -> None:
+    """All agents of a round."""
+    system = words(SHARED_WORDS, random.Random(f"system {number}"))
+    await asyncio.gather(*(converse(side, system, f"{number} {agent}", turns) for agent in range(agents)))
+
+
+async def flood(side: Side, number: int, count: int) -> list[int]:
+    """As many requests at once with one prompt: how many of them each worker got."""
+    prompt = words(FLOOD_WORDS, random.Random(f"flood {number}"))
+    before = side.boarded()
+    async with client(side.server) as http:
+        await asyncio.gather(*(ask(http, side.server, prompt, 4, ignore_eos=True) for _ in range(count)))
+    after = side.boarded()
+    return sorted(after[pid] - before[pid] for pid in after)
+
+
+@contextlib.contextmanager
+def serving(method: str, replicas: int, folder: Path) -> Iterator[Side]:
+    """A `serve` whose workers are all ready."""
+    port = free_port()
+    flags = [f"--port={port}", f"--replicas={replicas}", f"--routing={method}", "--spare=0"]
+    flags += ["--prefix-cache-disk=0", f"--memory-budget={replicas}GiB", "--max-waiting=256"]
+    nothing_said = {name: "" for name in os.environ if name.startswith("ROUNDHOUSE_")}
+    environ = {"XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder), **nothing_said}
+    with running("deploy", ["serve", *flags], environ, log=folder / f"{method}-{replicas}.log") as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/ready", process)
+        side = Side(method, replicas, Server("roundhouse", url, process))
+        wait_until(lambda: len(side.workers()) == replicas, "not all workers were ready")
+        yield side
+
+
+def measure(sides: Sequence[Side], rounds: int, agents: int, turns: int) -> None:
+    """By turns; a short round before the first warms up, and is left out."""
+    for number in range(rounds + 1):
+        for side in sides if number % 2 else list(reversed(sides)):
+            asyncio.run(trace(side, number, agents, turns if number else 2))
+            if not number:
+                side.turns.clear()
+                side.openings.clear()
+
+
+def cached_share(answers: Sequence[Answer]) -> float:
+    """Of all their prompts' tokens."""
+    cached = sum(answer.cached_tokens or 0 for answer in answers)
+    return cached / sum(answer.prompt_tokens for answer in answers)
+
+
+def half_missed(answers: Sequence[Answer]) -> int:
+    """How many had less than half of their prompts cached."""
+    return sum(2 * (answer.cached_tokens or 0) < answer.prompt_tokens for answer in answers)
+
+
+def _row(side: Side) -> list[str]:
+    first = [1000 * answer.first_piece_s for answer in side.turns]
+    return [
+        f"{side.replicas} workers, {side.method}",
+        f"{cached_share([*side.openings, *side.turns]):.3f}",
+        f"{cached_share(side.turns):.3f}",
+        f"{half_missed(side.turns)} of {len(side.turns)}",
+        f"{statistics.median(first):,.0f}",
+        f"{percentile(first, 90):,.0f}",
+    ]
+
+
+def report(sides: Sequence[Side], floods: Sequence[Sequence[int]], legend: str) -> None:
+    head = ["", "cached, all", "cached, turns 2-", "under half", "first text, median", "p90"]
+    near, blind = (statistics.median(a.first_piece_s for a in side.turns) for side in sides)
+    rows = [*map(_row, sides), ["affinity over load", "", "", "", f"{near / blind:.2f}", ""]]
+    longest = max(answer.prompt_tokens for side in sides for answer in side.turns)
+    legend += f" prompts of {longest} tokens at the most."
+    print_table("Agents' prompts", head, rows, f"{legend} First text in milliseconds.")
+    for got in floods:
+        print(f"A flood of {sum(got)} on one prompt: {got} by worker, least over most {got[0] / got[-1]:.2f}")
+    for worker in sides[0].workers():
+        print(f"Measured of one worker: {worker['speed']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--replicas", default="2,4")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--agents", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--flood", type=int, default=64)
+    asked = parser.parse_args()
+    for replicas in map(int, asked.replicas.split(",")):
+        with contextlib.ExitStack() as stack:
+            folders = [stack.enter_context(socket_folder()) for _ in METHODS]
+            sides = [
+                stack.enter_context(serving(method, replicas, folder))
+                for method, folder in zip(METHODS, folders, strict=True)
+            ]
+            measure(sides, asked.rounds, asked.agents, asked.turns)
+            floods = [asyncio.run(flood(sides[0], number, asked.flood)) for number in range(asked.rounds)]
+            legend = f"{asked.agents} agents, {asked.turns} turns, {asked.rounds} rounds;"
+            report(sides, floods, legend)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`make bench BENCH=versus`: this server and others, side by side."""

@@ -1,0 +1,122 @@
+"""Ours and others side by side, all that a client can feel of them, and the documents made of it.
+
+    python -m bench.versus [--lines throughput,gaps] [--models dense] [--rivals all] [--rounds 3] [--json F]
+    python -m bench.versus --documents [--json F]
+
+What is measured replaces what the file has of the same models and lines, after each of them, so that a long
+run can be done in pieces, and one that is broken off loses nothing. `--rivals`: `mlx_lm.server` and
+`mlx_vlm.server`; `vllm-mlx` and `rapid-mlx`, each in an environment that is made when it is first named;
+`all`. With `--documents` nothing is measured: the README's table, `docs/benchmarks.md` and the charts are
+written from the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bench.models import bench_folder
+from bench.rivals import KNOWN, NAMES
+from bench.versus import deaths, documents, facts, front, overload, results, reuse, stalls, throughput
+from bench.versus.results import OURS, Entry
+from tests.models.fixtures import model_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+JSON = Path(__file__).with_name("results.json")
+NO_MODEL = "scripted"
+"""What stands for the model where none is run."""
+SEEING = {"vision": "qwen3_vl-eyes"}
+MODELS = ("dense", "hybrid", *SEEING)
+Measure = Callable[..., Iterator[list[Entry]]]
+LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
+    throughput.LINE: (throughput.measure, MODELS),
+    reuse.LINE: (reuse.measure, MODELS),
+    stalls.LINE: (stalls.measure, ("dense", "hybrid")),
+    overload.LINE: (overload.measure, ("dense",)),
+    deaths.LINE: (deaths.measure, ("dense",)),
+    front.LINE: (front.measure, (NO_MODEL,)),
+}
+"""Each with the models that it is measured on."""
+
+
+def _folder(model: str) -> Path:
+    """Made on first use. Raises `KeyError`."""
+    if model == NO_MODEL:
+        return ROOT
+    return model_folder(SEEING[model]) if model in SEEING else bench_folder(model)
+
+
+def planned(lines: Sequence[str], models: Sequence[str]) -> list[tuple[str, str]]:
+    """What is to be measured, in order: a line and a model. Raises `KeyError` for an unknown line."""
+    wanted = {*models, NO_MODEL}
+    return [(line, model) for line in lines for model in LINES[line][1] if model in wanted]
+
+
+def measure(plan: Sequence[tuple[str, str]], names: Sequence[str], rounds: int, file: Path) -> None:
+    """All of it, each part saved when it is done."""
+    began, load = datetime.datetime.now(datetime.UTC), os.getloadavg()[0]
+    key = began.strftime("%Y%m%dT%H%M%SZ")
+    results.load(file)  # what cannot be read is told before anything is measured
+    for line, model in plan:
+        at = time.monotonic()
+        print(f"{line}, {model} …", file=sys.stderr, flush=True)
+        for found in LINES[line][0](model, _folder(model), names, rounds, key, sees=model in SEEING):
+            run = facts.run(names, rounds, began, load)
+            results.save(file, results.merge(results.load(file), key, run, found))
+            _tell(found, time.monotonic() - at)
+
+
+def _tell(found: Sequence[Entry], seconds: float) -> None:
+    for entry in found:
+        medians = {name: side.median for name, side in entry.sides.items()}
+        said = ", ".join(f"{name} {median:,.2f}" for name, median in medians.items() if median is not None)
+        print(f"  {entry.key}: {said}", file=sys.stderr)
+    for note in dict.fromkeys(f"{n}: {s.note}" for e in found for n, s in e.sides.items() if s.note):
+        print(f"  {note}", file=sys.stderr)
+    print(f"  {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def _rivals(named: str) -> list[str]:
+    found = list(KNOWN[1:]) if named == "all" else [name for name in named.split(",") if name]
+    unknown = [name for name in found if name not in KNOWN[1:]]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no rival is called {', '.join(unknown)}: {', '.join(KNOWN[1:])}")
+    return found
+
+
+def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def chosen(named: str) -> list[str]:
+        found = named.split(",")
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}: {', '.join(known)}")
+        return found
+
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.versus", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--lines", type=_some_of(list(LINES)), default=list(LINES))
+    parser.add_argument("--models", type=_some_of(MODELS), default=list(MODELS))
+    parser.add_argument("--rivals", type=_rivals, default=list(NAMES[1:]))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=JSON)
+    parser.add_argument("--documents", action="store_true", help="write these from the file; measure nothing")
+    options = parser.parse_args()
+    if options.documents:
+        documents.write(results.load(options.json), ROOT)
+    else:
+        logging.basicConfig(format="  %(message)s", level=logging.WARNING)
+        logging.getLogger("bench").setLevel(logging.INFO)
+        plan = planned(options.lines, options.models)
+        measure(plan, [OURS, *options.rivals], options.rounds, options.json)
+
+
+if __name__ == "__main__":
+    main()

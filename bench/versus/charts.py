@@ -1,0 +1,134 @@
+"""Line charts as SVG, by concurrency, a panel for each model; readable in light and in dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from bench.rivals import KNOWN
+from bench.versus.results import OURS, Results
+from bench.versus.tables import names_of, number
+
+PANEL_WIDTH, PANEL_HEIGHT = 250, 190
+LEFT, TOP, GAP, BOTTOM = 46, 62, 54, 34
+TICKS = 4
+LIGHT = ("#0969da", "#bc4c00", "#8250df", "#1a7f37", "#bf3989")
+DARK = ("#58a6ff", "#f0883e", "#bc8cff", "#3fb950", "#f778ba")
+MODELS = ("dense", "hybrid", "vision")
+
+Points = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`lines`: of each side, values by concurrency."""
+
+    title: str
+    lines: Mapping[str, Points]
+
+
+def panels(results: Results, figure: str) -> list[Panel]:
+    """Of the models that something is known of."""
+    found = []
+    for model in MODELS:
+        entries = [
+            entry
+            for entry in results.entries.values()
+            if (entry.model, entry.line, entry.figure) == (model, "throughput", figure)
+        ]
+        lines = {
+            name: {
+                entry.at: median
+                for entry in sorted(entries, key=lambda entry: entry.at or 0)
+                if entry.at is not None
+                and name in entry.sides
+                and (median := entry.sides[name].median) is not None
+            }
+            for name in names_of(entries)
+        }
+        known = {name: points for name, points in lines.items() if points}
+        if known:
+            found.append(Panel(model, known))
+    return found
+
+
+def step(largest: float) -> float:
+    """Between two ticks of a scale from 0 that reaches `largest`: 1, 2 or 5 times a power of ten."""
+    size = 10.0 ** (len(str(int(largest))) - 2) if largest >= 1 else 0.01
+    while True:
+        for factor in (1, 2, 5):
+            if factor * size * TICKS >= largest:
+                return factor * size
+        size *= 10
+
+
+def svg(title: str, unit: str, drawn: Sequence[Panel]) -> str:
+    """The chart. Raises `ValueError` where there is nothing to draw."""
+    if not drawn:
+        raise ValueError(f"nothing is known of {title!r}")
+    known = {name for panel in drawn for name in panel.lines}
+    names = [name for name in KNOWN if name in known] + sorted(known.difference(KNOWN))
+    width = LEFT + len(drawn) * (PANEL_WIDTH + GAP)
+    height = TOP + PANEL_HEIGHT + BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escape(title)}">',
+        _style(len(names)),
+        # What is dark is the reader's system; the page around may be light all the same.
+        '<rect class="back" width="100%" height="100%"/>',
+        f'<text class="title" x="{LEFT}" y="18">{escape(f"{title}, {unit}" if unit else title)}</text>',
+        *_legend(names),
+    ]
+    for place, panel in enumerate(drawn):
+        parts += _panel(panel, names, LEFT + place * (PANEL_WIDTH + GAP))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _style(count: int) -> str:
+    def colours(palette: Sequence[str]) -> str:
+        used = enumerate(palette[:count])
+        return "".join(f".s{n}{{stroke:{colour}}}.f{n}{{fill:{colour}}}" for n, colour in used)
+
+    return (
+        "<style>.back{fill:#fff}text{font:11px system-ui,sans-serif;fill:#1f2328}"
+        ".title{font-size:13px;font-weight:600}.grid{stroke:#d1d9e0}.line{fill:none;stroke-width:2}"
+        f"{colours(LIGHT)}"
+        "@media(prefers-color-scheme:dark){.back{fill:#0d1117}text{fill:#e6edf3}.grid{stroke:#3d444d}"
+        f"{colours(DARK)}}}</style>"
+    )
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    parts, x = [], LEFT
+    for place, name in enumerate(names):
+        parts.append(f'<rect class="f{place}" x="{x}" y="30" width="10" height="10"/>')
+        parts.append(f'<text x="{x + 14}" y="39">{escape("ours" if name == OURS else name)}</text>')
+        x += 26 + 7 * len(name)
+    return parts
+
+
+def _panel(panel: Panel, names: Sequence[str], left: int) -> list[str]:
+    steps = sorted({at for points in panel.lines.values() for at in points})
+    largest = max(value for points in panel.lines.values() for value in points.values())
+    rise = step(largest)
+
+    def place(at: int, value: float) -> tuple[float, float]:
+        x = left + PANEL_WIDTH * (steps.index(at) + 0.5) / len(steps)
+        return x, TOP + PANEL_HEIGHT * (1 - value / (TICKS * rise))
+
+    parts = [f'<text x="{left}" y="{TOP - 6}">{escape(panel.title)}</text>']
+    for tick in range(TICKS + 1):
+        y = TOP + PANEL_HEIGHT * (1 - tick / TICKS)
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}h{PANEL_WIDTH}"/>')
+        parts.append(f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{number(tick * rise)}</text>')
+    for at in steps:
+        x, _ = place(at, 0)
+        parts.append(f'<text x="{x:.1f}" y="{TOP + PANEL_HEIGHT + 16}" text-anchor="middle">{at}</text>')
+    for name, points in sorted(panel.lines.items(), key=lambda line: line[0] == OURS):  # ours on top
+        at_places = [place(at, value) for at, value in points.items()]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in at_places)
+        colour = names.index(name)
+        parts.append(f'<path class="line s{colour}" d="M{path}"/>')
+        parts += [f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in at_places]
+    return parts

@@ -1,0 +1,177 @@
+"""`kill -9` of the process that owns the model, while sixteen clients read.
+
+A server is started again at once, whenever it has ended, as the plainest supervisor would; ours never has.
+A stream is lost when it ends without all of its tokens; its pause is the longest time between two pieces, the
+kill within it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+
+from bench.client import Answer, ask, client
+from bench.models import random_text
+from bench.processes import STOP_S_MAX, free_port, serving_worker, socket_folder, tree, wait_for
+from bench.rivals import Command, Server, Start, command_of, started
+from bench.versus.results import OURS, Entry
+from bench.versus.turns import TROUBLES, Figure, Values, entries, take_turns, within
+
+LINE = "kill"
+STREAMS, TOKENS = 16, 96
+ROWS = 2 * STREAMS
+"""So that a new request finds room beside them."""
+UNDERWAY_PIECES = 8
+TEXT_TOKENS = 116
+BACK_S_MAX = 90.0
+PROBE_S = 0.1
+FIGURES = [
+    Figure("lost", f"kill -9: streams lost, of {STREAMS}", "", "less"),
+    Figure("changed", "streams with another text than undisturbed", "", "less"),
+    Figure("pause", "a stream's pause, median of those not lost", "ms", "less"),
+    Figure("back", "until a new request is answered", "ms", "less"),
+]
+
+
+class Loop:
+    """Starts a process again whenever it has ended, in a thread of its own, until it is closed."""
+
+    def __init__(self, command: Command, log: Path) -> None:
+        self._command, self._log = command, log
+        self._closed = threading.Event()
+        self._first: psutil.Process | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> psutil.Process:
+        self._thread.start()
+        self._ready.wait(STOP_S_MAX)
+        if self._first is None:
+            raise RuntimeError("the process did not start")
+        return self._first
+
+    def __exit__(self, *raised: object) -> None:
+        self._closed.set()
+        self._thread.join(2 * STOP_S_MAX)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            with started(self._command, self._log) as process:
+                self._first = self._first or process
+                self._ready.set()
+                while not self._closed.wait(0.02) and _lives(process):
+                    pass
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def kept(name: str, folder: Path) -> Iterator[Server]:
+    """A server that comes back. Raises `ChildProcessError`, `TimeoutError`."""
+    with socket_folder() as own:
+        start = Start(folder, free_port(), ROWS, reuse=False, own=own)
+        command = command_of(name, start)
+        with Loop(command, own / "log") as process:
+            url = f"http://127.0.0.1:{start.port}"
+            wait_for(url + command.ready, process)
+            yield Server(name, url, process, command.fields)
+
+
+def owner(server: Server) -> int:
+    """The process id of whoever owns the model: of a rival's processes the largest."""
+    if server.name == OURS:
+        worker = serving_worker(server.url)
+        if worker is None:
+            raise RuntimeError("no worker serves")
+        return worker
+    largest = max(tree(server.process), key=lambda each: each.memory_info().rss)
+    return int(largest.pid)
+
+
+async def stream(server: Server, folder: Path, seed: int, *, kill: bool) -> tuple[list[Answer], float, float]:
+    """Sixteen answers; when the kill was, and when a new request was answered after it."""
+    answers = [Answer(underway_pieces=UNDERWAY_PIECES) for _ in range(STREAMS)]
+    at = back = time.perf_counter()
+    async with client(server) as http:
+        texts = [random_text(folder, TEXT_TOKENS, seed + number) for number in range(STREAMS)]
+        asked = [
+            asyncio.create_task(ask(http, server, text, TOKENS, answer))
+            for text, answer in zip(texts, answers, strict=True)
+        ]
+        for answer in answers:
+            await answer.underway.wait()
+        if kill:
+            at = time.perf_counter()
+            os.kill(owner(server), signal.SIGKILL)
+            back = await _answered_again(server, folder, seed + STREAMS)
+        await asyncio.gather(*asked, return_exceptions=True)
+    return answers, at, back
+
+
+async def _answered_again(server: Server, folder: Path, seed: int) -> float:
+    """When. Raises `TimeoutError`. A connection for each try: what is kept may lead to the dead."""
+    text, gives_up_at = random_text(folder, 8, seed), time.perf_counter() + BACK_S_MAX
+    while time.perf_counter() < gives_up_at:
+        with contextlib.suppress(*TROUBLES):
+            async with client(server) as http:
+                await asyncio.wait_for(_ask_once(http, server, text), BACK_S_MAX)
+                return time.perf_counter()
+        await asyncio.sleep(PROBE_S)
+    raise TimeoutError(f"no answer within {BACK_S_MAX:.0f} s of its death")
+
+
+async def _ask_once(http: httpx.AsyncClient, server: Server, text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, **server.fields}
+    (await http.post("/v1/chat/completions", json=body)).raise_for_status()
+
+
+def values(calm: Sequence[Answer], killed: Sequence[Answer], at: float, back: float) -> dict[str, float]:
+    """`calm`: the same questions, undisturbed."""
+    pairs = [(right, answer) for right, answer in zip(calm, killed, strict=True)]
+    whole = [(right, answer) for right, answer in pairs if answer.tokens >= right.tokens]
+    pauses = sorted(_pause(answer, at) for _, answer in whole)
+    found = {"lost": float(len(pairs) - len(whole)), "back": 1000 * (back - at)}
+    if not whole:
+        return found
+    changed = float(sum(right.text != answer.text for right, answer in whole))
+    return found | {"changed": changed, "pause": 1000 * pauses[len(pauses) // 2]}
+
+
+def _pause(answer: Answer, at: float) -> float:
+    spans = itertools.pairwise([*answer.pieces, answer.pieces[-1]])
+    return max((after - before for before, after in spans if after > at), default=0.0)
+
+
+def measure(
+    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+) -> Iterator[list[Entry]]:
+    """All of it, of one model."""
+    turns = {name: partial(_turn, name, folder) for name in names}
+    yield entries(model, LINE, FIGURES, take_turns(turns, rounds, warm=False), run)
+
+
+def _turn(name: str, folder: Path, round: int) -> Values:
+    with kept(name, folder) as up:
+        return within(_kill(up, folder, 1000 * round))
+
+
+async def _kill(server: Server, folder: Path, seed: int) -> dict[str, float]:
+    calm, _, _ = await stream(server, folder, seed, kill=False)
+    killed, at, back = await stream(server, folder, seed, kill=True)
+    return values(calm, killed, at, back)

@@ -1,0 +1,31 @@
+"""The gateway alone: events a second through it, beside the same bytes from a bare ASGI app. Ours alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.gateway import Round, compare
+from bench.versus.results import OURS, Entry
+from bench.versus.turns import Figure, Taken, entries
+
+LINE = "gateway"
+CEILING = "bare ASGI app"
+STREAMS, EVENTS = 32, 4000
+FIGURES = [
+    Figure("events", f"{STREAMS} streams, events/s", "", "more"),
+    Figure("cpu", f"{STREAMS} streams, events per CPU second", "", "more"),
+]
+
+
+def measure(
+    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+) -> Iterator[list[Entry]]:
+    """Without a model."""
+    ours, ceiling = compare(STREAMS, EVENTS, rounds, step_ms=0.0)
+    taken = {OURS: _taken(ours), CEILING: _taken(ceiling)}
+    yield entries(model, LINE, FIGURES, taken, run)
+
+
+def _taken(rounds: Sequence[Round]) -> Taken:
+    return Taken([{"events": each.per_second, "cpu": each.per_cpu_second} for each in rounds])

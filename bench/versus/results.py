@@ -1,0 +1,126 @@
+"""What was measured: figures of each side, round by round, and the runs they come from.
+
+An entry is one figure of one model: always of one run, all sides of it in turns, so that its ratios mean
+something. A later run replaces the entries that it has measured, and leaves the others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from bench.timing import Ratio
+
+OURS = "roundhouse"
+Better = Literal["more", "less"]
+
+
+class Side(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`rounds`: one value each. `note`: why there are none, or fewer than there should be, or what is not as
+    on the other sides."""
+
+    rounds: list[float] = []
+    note: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.rounds) if self.rounds else None
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`name` is what the figure is called for readers. `at`: so many requests at once, where that is varied.
+    `run`: the key of its run."""
+
+    model: str
+    line: str
+    figure: str
+    name: str
+    unit: str
+    better: Better
+    run: str
+    sides: dict[str, Side]
+    at: int | None = None
+
+    @property
+    def key(self) -> str:
+        parts = [self.model, self.line, self.figure, *([] if self.at is None else [str(self.at)])]
+        return "/".join(parts)
+
+    def ratio(self, other: str) -> Ratio | None:
+        """How much better we are than `other`, above 1 whatever is better, round by round; None where one of
+        them has nothing, or a nought, which is more than any ratio can say."""
+        pairs = list(zip(self._rounds(OURS), self._rounds(other), strict=False))
+        if not pairs or any(min(pair) <= 0 for pair in pairs):
+            return None
+        ratios = [ours / theirs if self.better == "more" else theirs / ours for ours, theirs in pairs]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+    def best(self) -> str | None:
+        """Whose median is best; the first of equals, None where nobody has one."""
+        medians = {name: side.median for name, side in self.sides.items() if side.median is not None}
+        if not medians:
+            return None
+        choose = max if self.better == "more" else min
+        return choose(medians, key=lambda name: medians[name])
+
+    def is_lost(self) -> bool:
+        """Somebody is better than we are, by as much as two decimals can show."""
+        return any(self._loses_to(name) for name in self.sides if name != OURS)
+
+    def _loses_to(self, name: str) -> bool:
+        if (ratio := self.ratio(name)) is not None:
+            return round(ratio.median, 2) < 1
+        ours, theirs = (self.sides[side].median if side in self.sides else None for side in (OURS, name))
+        if ours is None or theirs is None:
+            return False
+        return ours < theirs if self.better == "more" else ours > theirs
+
+    def _rounds(self, name: str) -> Sequence[float]:
+        return self.sides[name].rounds if name in self.sides else ()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Where and when. `load`: of the last minute, as it began and as it ended, our own included."""
+
+    began: str
+    cores: int
+    processor: str
+    blas: str
+    load: list[float]
+    rounds: int
+    versions: dict[str, str]
+
+
+class Results(msgspec.Struct, frozen=True):
+    """Entries by their keys, runs by when they began."""
+
+    runs: dict[str, Run] = {}
+    entries: dict[str, Entry] = {}
+
+    def find(self, model: str, line: str, figure: str, at: int | None = None) -> Entry | None:
+        name = "/".join([model, line, figure, *([] if at is None else [str(at)])])
+        return self.entries.get(name)
+
+
+def merge(results: Results, key: str, run: Run, entries: Sequence[Entry]) -> Results:
+    """With these entries in place of those of the same keys, without runs that nothing is left of."""
+    merged = results.entries | {entry.key: entry for entry in entries}
+    used = {entry.run for entry in merged.values()}
+    runs = results.runs | {key: run}
+    return Results({name: each for name, each in sorted(runs.items()) if name in used}, merged)
+
+
+def load(path: Path) -> Results:
+    """Those of a file, none where there is no file. Raises `msgspec.DecodeError` for another kind of file."""
+    return msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else Results()
+
+
+def save(path: Path, results: Results) -> None:
+    """In one move: who is interrupted loses nothing."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    draft.replace(path)

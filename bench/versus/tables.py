@@ -1,0 +1,161 @@
+"""Tables in Markdown, made from results: the few lines of the README, and all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.rivals import KNOWN
+from bench.versus.results import OURS, Entry, Results, Run
+
+LOST = "▼"
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of the README: one figure, of one model or of several."""
+
+    label: str
+    models: tuple[str, ...]
+    line: str
+    figure: str
+    at: int | None = None
+
+
+_BOTH, _ALL, _ONE = ("dense", "hybrid"), ("dense", "hybrid", "vision"), ("dense",)
+CHOICES = (
+    *(Choice(f"tokens/s, {at} at once", _ALL, "throughput", "rate", at) for at in (1, 16, 64)),
+    Choice("ms to the first text, 16 at once", _ALL, "throughput", "first", 16),
+    Choice("CPU seconds per 1,000 tokens, 16 at once", _ALL, "throughput", "cpu", 16),
+    Choice("ms to the first text of an agent's next turn", _BOTH, "reuse", "warm"),
+    Choice("16 that share 1,500 tokens, ms until all have text", _BOTH, "reuse", "crowd"),
+    Choice("4 streams beside a prompt of 4,000 tokens, ms between pieces, p99", _BOTH, "gaps", "p99"),
+    Choice("ten times what it can do: served over capacity", _ONE, "overload", "served"),
+    Choice("`kill -9`: streams lost of 16", _ONE, "kill", "lost"),
+)
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point; of what is counted nothing behind it."""
+    digits = 0 if value == int(value) or abs(value) >= 99.5 else 1 if abs(value) >= 9.95 else 2
+    return f"{value:,.{digits}f}"
+
+
+def names_of(entries: Iterable[Entry]) -> list[str]:
+    """All sides there are, as `KNOWN` has them, ours first; then others."""
+    found = {name for entry in entries for name in entry.sides}
+    return [name for name in KNOWN if name in found] + sorted(found.difference(KNOWN))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+# --- the README's ------------------------------------------------------------------------------------
+
+
+def short(results: Results) -> str:
+    """A line for each choice that something is known of."""
+    found = [(choice, _found(results, choice)) for choice in CHOICES]
+    names = names_of(entry for _, entries in found for entry in entries if entry)
+    rows = [
+        [_marked(choice.label, choice.models, entries), *(_cell(entries, name) for name in names)]
+        for choice, entries in found
+        if any(entries)
+    ]
+    return "\n".join(_table([_conditions(results), *(_title(name) for name in names)], rows))
+
+
+def _conditions(results: Results) -> str:
+    """Of all runs in a few words: fewest rounds, and the load as they began and ended, least and most."""
+    runs = results.runs.values()
+    if not runs:
+        return ""
+    loads = [each for run in runs for each in run.load]
+    return f"rounds: {min(run.rounds for run in runs)}, load: {min(loads):.0f} to {max(loads):.0f}"
+
+
+def _found(results: Results, choice: Choice) -> list[Entry | None]:
+    return [results.find(model, choice.line, choice.figure, choice.at) for model in choice.models]
+
+
+def _marked(label: str, models: Sequence[str], entries: Sequence[Entry | None]) -> str:
+    label = f"{label}: {' / '.join(models)}" if len(models) > 1 else label
+    return f"{label} {LOST}" if any(entry and entry.is_lost() for entry in entries) else label
+
+
+def _cell(entries: Sequence[Entry | None], name: str) -> str:
+    cells = [_median(entry, name) for entry in entries]
+    return NOTHING if all(cell == NOTHING for cell in cells) else " / ".join(cells)
+
+
+def _median(entry: Entry | None, name: str) -> str:
+    side = entry.sides.get(name) if entry else None
+    if entry is None or side is None or side.median is None:
+        return NOTHING
+    return f"**{number(side.median)}**" if entry.best() == name else number(side.median)
+
+
+def _title(name: str) -> str:
+    return "ours" if name == OURS else f"`{name}`" if "." in name else name
+
+
+# --- all of it ---------------------------------------------------------------------------------------
+
+
+def whole(results: Results) -> str:
+    """A table for each model and line, with what is to be said of it."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in results.entries.values():
+        groups.setdefault((entry.model, entry.line), []).append(entry)
+    lines = list(dict.fromkeys(line for _, line in groups))
+    ordered = sorted(groups, key=lambda group: lines.index(group[1]))
+    parts = [_group(model, line, groups[model, line]) for model, line in ordered]
+    return "\n\n".join([*parts, _runs(results)])
+
+
+def _group(model: str, line: str, entries: Sequence[Entry]) -> str:
+    figures = list(dict.fromkeys(entry.figure for entry in entries))
+    ordered = sorted(entries, key=lambda entry: (figures.index(entry.figure), entry.at or 0))
+    names, notes = names_of(ordered), _notes(ordered)
+    rows = [[_label(entry), *(_with_ratio(entry, name, notes) for name in names)] for entry in ordered]
+    said = [f"{number}. {note}" for note, number in notes.items()]
+    lines = [f"### {line}: {model}", "", *_table(["", *(_title(name) for name in names)], rows)]
+    return "\n".join([*lines, *(["", *said] if said else [])])
+
+
+def _notes(entries: Sequence[Entry]) -> dict[str, int]:
+    said = dict.fromkeys(
+        f"{name}: {side.note}" for entry in entries for name, side in entry.sides.items() if side.note
+    )
+    return {note: place for place, note in enumerate(said, 1)}
+
+
+def _label(entry: Entry) -> str:
+    unit = f", {entry.unit}" if entry.unit else ""
+    at = f", {entry.at} at once" if entry.at is not None else ""
+    return f"{entry.name}{unit}{at}{f' {LOST}' if entry.is_lost() else ''}"
+
+
+def _with_ratio(entry: Entry, name: str, notes: dict[str, int]) -> str:
+    side = entry.sides.get(name)
+    if side is None:
+        return NOTHING
+    place = f" [{notes[f'{name}: {side.note}']}]" if side.note else ""
+    ratio = None if name == OURS else entry.ratio(name)
+    return _median(entry, name) + (f" · {ratio}" if ratio else "") + place
+
+
+def _runs(results: Results) -> str:
+    return "\n".join(["### Runs", "", *(_run(run) for run in results.runs.values())])
+
+
+def _run(run: Run) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    began, ended = run.load
+    return (
+        f"* {run.began}: {run.cores} cores ({run.processor}), load {began} at its begin, {ended} at its end, "
+        f"our own included; {run.rounds} rounds; float32 by {run.blas}; {versions}"
+    )

@@ -1,0 +1,129 @@
+"""Tokens a second, and how long clients wait for them, with so many requests at once.
+
+Prompts of 126 tokens that share nothing, the same on every side and new in every round; of a model that sees,
+a question about an image each, which no request before has shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.client import Answer, burst
+from bench.models import random_text
+from bench.processes import tree_cpu_s
+from bench.rivals import Server
+from bench.timing import percentile
+from bench.versus.fleet import fleet
+from bench.versus.results import OURS, Entry
+from bench.versus.turns import Figure, Taken, Values, entries, within
+from bench.vision import image_url, question
+
+LINE = "throughput"
+CONCURRENCIES = (1, 4, 16, 64)
+REQUESTS = {1: 4, 4: 8, 16: 32, 64: 64}
+MAX_TOKENS = 48
+TEXT_TOKENS = 116
+"""With the template's own, 126."""
+IMAGE_SIDE = 96
+ALIKE = 0.02
+"""Prompts may differ by so much of their length between sides: templates are rendered with other dates."""
+
+Prompts = Sequence[str | list[dict[str, Any]]]
+
+
+def figures(at: int) -> list[Figure]:
+    return [
+        Figure("rate", "tokens/s", "", "more", at),
+        Figure("first", "first text, median", "ms", "less", at),
+        Figure("token", "a token after the first, median of the answers", "ms", "less", at),
+        Figure("gap99", "gap between pieces, p99", "ms", "less", at),
+        Figure("cpu", "CPU seconds per 1,000 tokens", "s", "less", at),
+    ]
+
+
+def prompts(folder: Path, count: int, first: int, *, sees: bool) -> Prompts:
+    """As many; `first`: the seed of the first."""
+    seeds = range(first, first + count)
+    if not sees:
+        return [random_text(folder, TEXT_TOKENS, seed) for seed in seeds]
+    return [question(random_text(folder, 16, seed), [image_url(IMAGE_SIDE, seed)]) for seed in seeds]
+
+
+def values(answers: Sequence[Answer], rate: float, cpu_s: float) -> dict[str, float]:
+    """What a round came to. Raises `RuntimeError` for an answer without text."""
+    if not all(answer.pieces for answer in answers):
+        raise RuntimeError("an answer without text")
+    gaps = [after - before for answer in answers for before, after in itertools.pairwise(answer.pieces)]
+    tokens = sum(answer.tokens for answer in answers)
+    return {
+        "rate": rate,
+        "first": 1000 * statistics.median(answer.first_piece_s for answer in answers),
+        # Of an answer's whole length: the median of gaps is next to nothing where pieces come in clumps.
+        "token": 1000 * statistics.median(map(_token_s, answers)),
+        "gap99": 1000 * percentile(gaps, 99),
+        "cpu": 1000 * cpu_s / tokens,
+    }
+
+
+def _token_s(answer: Answer) -> float:
+    return (answer.pieces[-1] - answer.pieces[0]) / max(1, answer.tokens - 1)
+
+
+def unlike(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str | None:
+    """Why the two cannot be compared: what was asked was not the same."""
+    mine, other = (statistics.median(answer.prompt_tokens for answer in side) for side in (ours, theirs))
+    if abs(mine - other) <= ALIKE * mine:
+        return None
+    return f"its prompts came to {other:.0f} tokens, ours to {mine:.0f}"
+
+
+def remark(theirs: Sequence[Answer]) -> str | None:
+    """What is good to know of answers beside their figures."""
+    lengths = sorted({answer.tokens for answer in theirs})
+    if lengths != [MAX_TOKENS]:
+        return f"its answers had {lengths[0]} to {lengths[-1]} tokens, not {MAX_TOKENS}"
+    resets = sum(answer.resets for answer in theirs)
+    return f"{resets} connections reset, and opened again by the client" if resets else None
+
+
+def measure(
+    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+) -> Iterator[list[Entry]]:
+    """All of it, of one model, a concurrency after the other."""
+    with fleet(folder, names, max(CONCURRENCIES)) as up:
+        for number, at in enumerate(CONCURRENCIES):
+            answered: dict[str, list[Answer]] = {}
+
+            def turn(server: Server, round: int, at: int = at, case: int = number) -> Values:
+                count = REQUESTS[at] if round else at
+                texts = prompts(folder, count, 100_000 * case + 1000 * round, sees=sees)
+                return within(_turn(server, texts, at, answered))  # noqa: B023 - taken before the next case
+
+            taken = up.take_turns(turn, rounds)
+            _note(taken, answered)
+            yield entries(model, LINE, figures(at), taken, run)
+
+
+async def _turn(
+    server: Server, texts: Prompts, at: int, answered: dict[str, list[Answer]]
+) -> dict[str, float]:
+    before = tree_cpu_s(server.process)
+    # Said to all, since the default of one is to close the thinking.
+    work, answers = await burst(server, texts, at, MAX_TOKENS, enable_thinking=True)
+    answered.setdefault(server.name, []).extend(answers)
+    return values(answers, work.rate, tree_cpu_s(server.process) - before)
+
+
+def _note(taken: dict[str, Taken], answered: dict[str, list[Answer]]) -> None:
+    """The figures of sides whose work was another go, and the note says why."""
+    for name, each in taken.items():
+        if each.note is None and name != OURS and OURS in answered:
+            each.note = unlike(answered[OURS], answered[name])
+            if each.note is not None:
+                each.rounds = []
+            else:
+                each.note = remark(answered[name])

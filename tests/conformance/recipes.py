@@ -1,0 +1,102 @@
+"""The recipes of docs/clients.md that need packages from elsewhere, each as it stands there.
+
+    python -m tests.conformance.recipes [langchain litellm …]
+
+Each is run in the environment that stands behind its fence, in an empty home, against one `roundhouse serve`
+with the embedded model. It passes if it ends with status 0 and has said something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.blocks import ROOT, Block, blocks
+from tests.conformance.drivers import DRIVERS, Environment
+from tests.conformance.environments import INSTALLED, NotMade, make, missing
+from tests.conformance.programs import serving
+
+DOCUMENT = ROOT / "docs" / "clients.md"
+RECIPE_S_MAX = 300
+
+_JAVASCRIPT = DRIVERS["ai_sdk*.mjs"]
+_MADE = {environment.name: environment for environment in DRIVERS.values() if environment != _JAVASCRIPT}
+RECIPES: Mapping[str, Environment] = {
+    **_MADE,
+    "llm": Environment("llm", "python", ("llm==0.36",)),
+    **dict.fromkeys(("openai", "anthropic", "ai"), _JAVASCRIPT),
+}
+"""By the word behind a fence."""
+
+OTHERS = ("agents", "open-webui", "services")
+"""What `tests.conformance.agents`, `tests.conformance.loads` and `tests/deploy/units` try at length; the last
+is a machine that has a service manager, or several machines."""
+
+ENVIRONMENTS = (*RECIPES, *OTHERS)
+
+
+def tried(block: Block, address: str) -> str:
+    """What it said. Raises `NotMade`, or a `SubprocessError` where it failed."""
+    environment = RECIPES[block.environment]
+    place = make(environment, INSTALLED)
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        command = _command(block, address, environment, place, Path(name))
+        kept = {name: os.environ[name] for name in ("LANG",) if name in os.environ}
+        path = os.pathsep.join((str(place / "bin"), os.environ["PATH"]))
+        own = {"HOME": name, "PATH": path, "NO_PROXY": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        done = subprocess.run(
+            command,
+            cwd=name,
+            env={**kept, **own},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RECIPE_S_MAX,
+        )
+    if done.returncode or not done.stdout.strip():
+        raise subprocess.SubprocessError(f"status {done.returncode}\n{done.stdout}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def _command(
+    block: Block, address: str, environment: Environment, place: Path, folder: Path
+) -> list[str | Path]:
+    if block.language == "bash":
+        return ["bash", "-euc", block.at(address)]
+    if environment.language == "python":
+        return [place / "bin" / "python", "-c", block.at(address)]
+    program = folder / "recipe.mjs"
+    program.write_text(block.at(address))
+    return ["node", program]
+
+
+def run(wanted: list[str]) -> int:
+    """A line for each, and how many have passed. The exit status."""
+    passed, found = 0, [block for block in blocks(DOCUMENT) if block.environment in wanted]
+    with serving() as served:
+        for block in found:
+            lacking = missing(RECIPES[block.environment])
+            try:
+                said = "" if lacking else tried(block, served.url.removeprefix("http://"))
+            except (NotMade, subprocess.SubprocessError) as error:
+                lacking = str(error)
+            passed += not lacking
+            print(f"FAIL {block.place}: {lacking}" if lacking else f"OK   {block.place}: {said.strip()!r}")
+    print(f"{passed}/{len(found)}")
+    return 0 if passed == len(found) > 0 else 1
+
+
+def main() -> int:
+    """The status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("environments", nargs="*", choices=[*RECIPES, []], help="default: all")
+    return run(parser.parse_args().environments or list(RECIPES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

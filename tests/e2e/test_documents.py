@@ -1,0 +1,207 @@
+"""The commands in the README and the documents do what they say, against one server.
+
+Each block is run as it stands, by a shell or by Python, in a project of the reader's own: only the server is
+at another port. Words that would start something lasting are played, all of them here (`PLAYED`); blocks that
+cannot be run at all are listed with the reason, and the list has no others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from deploy.agents.setups import Agent
+from deploy.serving import serve
+from tests.blocks import ROOT, Block, all_blocks, blocks
+from tests.conformance.recipes import ENVIRONMENTS
+from tests.ports import free_port
+from tests.system import NO_TLS, START_S_MAX, STOP_S_MAX, Process, eventually
+
+BLOCK_S_MAX = 100
+
+SERVED = '[models.pocket]\naliases = ["small"]\n'
+"""The embedded model, also under the name that the documents give to a small one."""
+
+NOT_RUN: Mapping[str, str] = {
+    "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: as it was": "a Mac's own setting",
+    "roundhouse pull mlx-community/Qwen3-8B-4bit        # 4.6 GB; what was broken off goes on": "a download",
+}
+"""By its first line, what cannot be run here, and why."""
+
+PLAYED = {
+    # `serve` is told all that it is told, as far as that can be judged without a model of that name.
+    "roundhouse": """
+case "$1" in
+serve) shift; exec "$PYTHON" -c "$JUDGE" "$@" ;;
+bench) exec "$PYTHON" -m deploy "$@" $BRIEFLY ;;
+service) [ "$2" = install ] && exec "$PYTHON" -m deploy "$@" --dry-run ;;
+esac
+exec "$PYTHON" -m deploy "$@"
+""",
+    # A target is there, and its recipe can be written down.
+    "make": """
+for word in "$@"; do
+  case "$word" in ARGS=*) roundhouse serve ${word#ARGS=} || exit 1 ;; esac
+done
+exec "$MAKE_OF_SYSTEM" -n -C "$ROOT" "$@"
+""",
+    **dict.fromkeys(Agent, "exit 0\n"),
+}
+"""What takes the place of programs, in the shell's own language."""
+JUDGE = "import os, sys; from deploy.serving import serve; serve.read(sys.argv[1:], os.environ)"
+BRIEFLY = "--requests 1 --rounds 1 --concurrency 1 --prompt-tokens 40 --answer-tokens 4"
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads the documents and tries them: a project, programs, and where the server is."""
+
+    address: str
+    project: Path
+    env: Mapping[str, str]
+
+    def run(self, block: Block) -> subprocess.CompletedProcess[str]:
+        text = block.at(self.address).replace("127.0.0.1:8080", self.address)
+        command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euc", text]
+        return subprocess.run(
+            command,
+            cwd=self.project,
+            env=dict(self.env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BLOCK_S_MAX,
+        )
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """With `roundhouse serve` at work."""
+    home, port = tmp_path_factory.mktemp("reader"), free_port()
+    config = home / "roundhouse.toml"
+    config.write_text(SERVED)
+    own = {
+        "HOME": str(home),
+        "XDG_RUNTIME_DIR": str(home),
+        "TMPDIR": str(home),
+        "ROUNDHOUSE_PORT": str(port),
+        "PATH": os.pathsep.join((str(_programs(home)), os.environ["PATH"])),
+        "PYTHON": sys.executable,
+        "ROOT": str(ROOT),
+        "PYTHONPATH": str(ROOT),
+        "MAKE_OF_SYSTEM": shutil.which("make") or "make",
+        "JUDGE": JUDGE,
+        "BRIEFLY": BRIEFLY,
+    }
+    server = Process("server", ["deploy", "serve", "--config", str(config)], home, own)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:
+            eventually(lambda: _ready(server, http), within_s=START_S_MAX, what=server.log())
+        yield Reader(f"127.0.0.1:{port}", _project(home), os.environ | own)
+    finally:
+        server.stop()
+    eventually(lambda: not psutil.Process().children(recursive=True), within_s=STOP_S_MAX)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> None:
+    """In place of the one for all tests: a reload replaces processes of the server. They end with it."""
+
+
+def _ready(server: Process, http: httpx.Client) -> bool:
+    assert server.running, server.log()
+    try:
+        return http.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _programs(home: Path) -> Path:
+    folder = home / "programs"
+    folder.mkdir()
+    for name, text in PLAYED.items():
+        program = folder / name
+        program.write_text(f"#!/bin/bash\n{text}")
+        program.chmod(0o755)
+    return folder
+
+
+def _project(home: Path) -> Path:
+    """A folder under git, with a change that was not committed."""
+    project = home / "project"
+    project.mkdir()
+    (project / "notes.txt").write_text("one\n")
+    for words in (["init", "-q"], ["add", "notes.txt"]):
+        subprocess.run(["git", *words], cwd=project, check=True, capture_output=True)
+    (project / "notes.txt").write_text("two\n")
+    return project
+
+
+RUN = [
+    block
+    for block in all_blocks()
+    if block.language in ("bash", "python") and not block.environment and block.first not in NOT_RUN
+]
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.place)
+def test_a_command_of_the_documents_works(block: Block, reader: Reader) -> None:
+    done = reader.run(block)
+    assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "roundhouse serve --no-such-flag 1",
+        'make serve ARGS="--no-such-flag 1"',
+        "make no-such-target",
+        "roundhouse bench --no-such-flag",
+        "roundhouse launch claude --model no-such-model",
+        "curl --fail-with-body http://127.0.0.1:8000/no-such-path",
+    ],
+)
+def test_a_command_that_is_wrong_is_found_to_be(text: str, reader: Reader) -> None:
+    assert reader.run(Block("here", "bash", "", text)).returncode != 0
+
+
+def test_the_first_answer_is_the_one_that_the_readme_shows(reader: Reader) -> None:
+    asked = next(block for block in blocks(ROOT / "README.md") if block.first.startswith("curl"))
+    answer = json.loads(reader.run(asked).stdout)
+    shown = (ROOT / "README.md").read_text().replace("\n", "")
+    assert f'"content":{json.dumps(answer["choices"][0]["message"]["content"])}' in shown
+    assert f'"model":"{answer["model"]}"' in shown
+
+
+def test_what_is_not_run_is_still_there() -> None:
+    assert set(NOT_RUN) <= {block.first for block in all_blocks()}
+    assert all(NOT_RUN.values())
+
+
+def test_every_block_is_in_a_language_and_an_environment_that_somebody_runs() -> None:
+    for block in all_blocks():
+        assert block.language in ("bash", "python", "js", "toml"), block.place
+        assert block.environment in (*ENVIRONMENTS, ""), block.place
+        assert block.environment or block.language != "js", block.place
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in all_blocks() if block.language == "toml"], ids=lambda block: block.place
+)
+def test_a_file_of_settings_in_the_documents_is_one(block: Block, tmp_path: Path) -> None:
+    assert tomllib.loads(block.text)
+    file = tmp_path / "roundhouse.toml"
+    file.write_text(block.text)
+    serve.read([f"--config={file}"], {"XDG_RUNTIME_DIR": str(tmp_path)})

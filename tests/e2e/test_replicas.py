@@ -1,0 +1,94 @@
+"""`roundhouse serve --replicas 2`, the embedded model, and a worker that joins as if from another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from protocol import sockets
+from tests.faults.streams import ask, wait_for, wait_until_flowing
+from tests.system import NO_TLS, START_S_MAX, Process, eventually, free_port
+
+STREAMS, TOKENS = 9, 160
+GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+
+
+class Served:
+    """All of it. `http`: at the gateway's address."""
+
+    def __init__(self, folder: Path) -> None:
+        port, join, keys = free_port(), f"tcp://127.0.0.1:{free_port()}", folder / "keys"
+        sockets.write_keys(keys)
+        env = {"XDG_RUNTIME_DIR": str(folder)}
+        flags = ["--replicas=2", f"--port={port}", f"--join={join}", f"--curve-keys={keys}"]
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
+        self.serve = Process("serve", ["deploy", "serve", "--memory-budget=3GiB", *flags], folder, env)
+        joining = ["deploy", "worker", f"--endpoint={join}", f"--curve-keys={keys}"]
+        self.joined = Process("joined", joining, folder, env)
+
+    def workers(self) -> dict[int, dict[str, Any]]:
+        """Those that are ready, by process id."""
+        with contextlib.suppress(httpx.TransportError):
+            workers = self.http.get("/v1/status").json()["workers"]
+            return {worker["pid"]: worker for worker in workers if worker["state"] == "ready"}
+        return {}
+
+    def wait(self, count: int) -> None:
+        """Until so many are ready."""
+        eventually(lambda: len(self.workers()) == count, within_s=2 * START_S_MAX, what=f"{count} workers")
+
+    def stop(self) -> None:
+        self.http.close()
+        for process in (self.serve, self.joined):
+            process.stop()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    try:
+        yield served
+    finally:
+        served.stop()
+
+
+@pytest.mark.timeout(600)
+def test_of_three_workers_two_may_die_and_every_stream_says_what_it_would_have_said(served: Served) -> None:
+    served.wait(3)
+    questions = [f"Count from {number} to 90." for number in range(STREAMS)]
+    calm = [ask(served.url, question, stream=False, **GREEDY) for question in questions]
+    wait_for(calm, 120)
+    assert all(worker["boarded"] for worker in served.workers().values()), "each had a part"
+    streams = [ask(served.url, question, **GREEDY) for question in questions]
+    wait_until_flowing(streams)
+    replica = next(pid for pid in served.workers() if pid != served.joined.pid)
+    os.kill(replica, signal.SIGKILL)
+    served.joined.kill()
+    wait_for(streams, 120)
+    assert [stream.texts for stream in streams] == [answer.texts for answer in calm]
+    served.wait(2)
+    assert served.joined.pid not in served.workers(), "nobody here starts what others have to"
+
+
+@pytest.mark.timeout(300)
+def test_a_conversation_finds_its_prefix_again_whoever_else_asks_meanwhile(served: Served) -> None:
+    served.wait(3)
+    said = [{"role": "system", "content": "You answer in short sentences. " * 30}]
+    shares = []
+    for turn in range(4):
+        said.append({"role": "user", "content": f"What comes after {turn}? Say it in your own words."})
+        others = [ask(served.url, f"Tell me about {turn} and {other}.", **GREEDY) for other in range(turn)]
+        reply = served.http.post("/v1/chat/completions", json={"messages": said, "max_tokens": 12}).json()
+        said.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+        usage = reply["usage"]
+        shares.append(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+        wait_for(others, 120)
+    assert min(shares[1:]) > 0.5
