@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,7 +136,7 @@ def measure(model: str, rounds: int, steps: int, idle_s: float) -> tuple[list[li
             times = [f"{fastest[name]:.2f}" for name in sides]
             table.append([model, MODES[model], str(rows), *times, str(clock), str(cpu)])
         before = sides["set"].cpu_s()
-        time.sleep(idle_s)
+        threading.Event().wait(idle_s)
         idle = [(after - early) / idle_s for early, after in zip(before, sides["set"].cpu_s(), strict=True)]
     finally:
         for side in sides.values():

@@ -33,9 +33,8 @@ def wrong_hosts(given: ServeSettings, served: Sequence[ServedModel]) -> list[str
     told = [name for name in _OF_ONE if getattr(given, name) is not None]
     if told and len(served) > 1:
         return [f"{name}: of several models, say it of one, under [models.NAME]" for name in told]
-    twice = [
-        model.name for model in served if model.replicas > 1 and model.settings.get("hosts", given.hosts)
-    ]
+    sets = [model for model in served if given.hosts or "hosts" in model.settings]
+    twice = [model.name for model in sets if model.replicas > 1]
     if twice:
         return [f"hosts: {', '.join(twice)}: replicas would be at the same ports; a set is one worker"]
     return [line for path, backend in _named(given, served) if (line := _wrong(path, backend))]

@@ -7,7 +7,11 @@ all, until it has loaded again. It falls once; whoever wants the first plan back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
+
+from deploy.supervisor.children import Entry, State
+from deploy.supervisor.events import Decision, Fall, Kill, Report
 
 
 class Falls:
@@ -16,6 +20,7 @@ class Falls:
     def __init__(self, after_s: Mapping[str, float]) -> None:
         self._after_s = dict(after_s)
         self._due: dict[str, float] = {}
+        self._falling: set[str] = set()
 
     def wake_at(self) -> list[float]:
         """When time alone changes something."""
@@ -37,7 +42,30 @@ class Falls:
     def is_due(self, child: str, now: float) -> bool:
         return now >= self._due.get(child, now + 1)
 
-    def fall(self, child: str) -> None:
-        """It has no other plan from now on."""
-        self._due.pop(child, None)
-        self._after_s.pop(child, None)
+    def follow(self, entries: Iterable[Entry], now: float) -> list[Decision]:
+        """Who has been down for too long is run by its second plan."""
+        return [
+            decision
+            for entry in entries
+            if self.is_due(entry.child, now) and entry.state in (State.WAITING, State.RUNNING)
+            for decision in self.fall(entry, "it does not come back", now, is_there=True)
+        ]
+
+    def fall(self, entry: Entry, why: str, now: float, *, is_there: bool = False) -> list[Decision]:
+        """It has no other plan from now on. `is_there`: its process has not just ended."""
+        self._due.pop(entry.child, None)
+        self._after_s.pop(entry.child, None)
+        told = Report(f"{entry.name}: {why}; its second plan takes over", logging.ERROR)
+        if is_there and entry.state is State.RUNNING:
+            self._falling.add(entry.child)
+            return [told, Fall(entry.child), Kill(entry.name)]  # and starts anew when it is gone
+        entry.state, entry.due = State.WAITING, now
+        return [told, Fall(entry.child)]
+
+    def has_landed(self, entry: Entry, now: float) -> bool:
+        """Whether one that has ended was killed for that; then it starts anew at once."""
+        if entry.child not in self._falling:
+            return False
+        self._falling.discard(entry.child)
+        entry.state, entry.due = State.WAITING, now
+        return True

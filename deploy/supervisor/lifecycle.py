@@ -41,9 +41,7 @@ from deploy.supervisor.events import (
     Died,
     Ends,
     Event,
-    Fall,
     Idle,
-    Kill,
     NotStarted,
     ReloadAsked,
     Reloaded,
@@ -104,8 +102,6 @@ class Lifecycle:
         )
         self._spares = spares or Spares((), policy)
         self._falls = falls or Falls({})
-        self._falling: set[str] = set()
-        """Children that are killed, to begin anew by their second plans."""
         for name in self._on_demand.keys() - self._wanted:
             self._children[name].state = State.PARKED
         self._policy = policy
@@ -154,7 +150,7 @@ class Lifecycle:
         decisions += self._end_retired(now)
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
-        decisions += self._follow_falls(now)
+        decisions += self._falls.follow(self._children, now)
         self._revive(now)
         starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
         decisions += self._spares.hand_out(starts, now)
@@ -205,9 +201,7 @@ class Lifecycle:
         if in_vain:
             entry.state, entry.due = State.WAITING, now
             return [Report(f"{what}; it was the spare, and starts in the old way", logging.WARNING)]
-        if entry.child in self._falling:
-            self._falling.discard(entry.child)
-            entry.state, entry.due = State.WAITING, now
+        if self._falls.has_landed(entry, now):
             return [Report(what)]
         reload, failed = self._reload, list[Decision]()
         if reload is not None and reload.new == entry.name and not reload.serving:
@@ -223,7 +217,7 @@ class Lifecycle:
     def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         is_hopeless = isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION
         if is_hopeless and self._falls.may_fall(entry.child):
-            return [Report(what, logging.WARNING), *self._fall(entry, "a restart cannot help", now)]
+            return [Report(what, logging.WARNING), *self._falls.fall(entry, "a restart cannot help", now)]
         if is_hopeless:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
         count = self.ends(entry.child).count + 1
@@ -232,35 +226,13 @@ class Lifecycle:
         self._falls.died(entry.child, now)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
         if delay_s is None and self._falls.may_fall(entry.child):
-            return [Report(what, logging.WARNING), *self._fall(entry, "it dies too often", now)]
+            return [Report(what, logging.WARNING), *self._falls.fall(entry, "it dies too often", now)]
         if delay_s is None:
             why = f"more than {policy.limits.deaths_max} ends within {policy.limits.window_s:g} s, giving up"
             return self._give_up(entry, f"{what}; {why}", EXIT_GAVE_UP, now)
         entry.state, entry.due = State.WAITING, now + delay_s
         when = f"in {delay_s:g} s" if delay_s else "at once"
         return [Report(f"{what}; starts again {when}", logging.WARNING)]
-
-    def _follow_falls(self, now: float) -> list[Decision]:
-        """Who has been down for too long is run by its second plan."""
-        return [
-            decision
-            for entry in self._children
-            if self._falls.is_due(entry.child, now) and entry.state in (State.WAITING, State.RUNNING)
-            for decision in self._fall(entry, "it does not come back", now, is_there=True)
-        ]
-
-    def _fall(self, entry: Entry, why: str, now: float, *, is_there: bool = False) -> list[Decision]:
-        """`is_there`: its process has not just ended."""
-        self._falls.fall(entry.child)
-        decided: list[Decision] = [
-            Report(f"{entry.name}: {why}; its second plan takes over", logging.ERROR),
-            Fall(entry.child),
-        ]
-        if is_there and entry.state is State.RUNNING:
-            self._falling.add(entry.child)
-            return [*decided, Kill(entry.name)]  # and starts anew when it is gone
-        entry.state, entry.due = State.WAITING, now
-        return decided
 
     def _give_up(self, entry: Entry, why: str, status: int, now: float) -> list[Decision]:
         if entry.child in self._on_demand or self._has_company(entry):

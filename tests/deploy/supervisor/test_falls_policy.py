@@ -7,6 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.supervisor.children import Entry, State
 from deploy.supervisor.events import Decision, Died, Fall, Kill, Report, Said, Start, StopAsked
 from deploy.supervisor.falls import Falls
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP, Lifecycle
@@ -106,6 +107,6 @@ def test_it_falls_at_most_once_and_never_before_its_time(events: list[tuple[str,
         if falls.is_due("set", now):
             assert down is not None
             assert now - down >= AFTER_S
-            falls.fall("set")
+            falls.fall(Entry("set", "set", State.WAITING), "", now)
             fallen += 1
     assert fallen <= 1
