@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-EVENT = (
+HEAD = (
     b'data: {"id":"chatcmpl-0123456789abcdef01234567","object":"chat.completion.chunk","created":1700000000,'
-    b'"model":"fake","choices":[{"index":0,"delta":{"content":"turntable "},"logprobs":null,'
-    b'"finish_reason":null}]}\n\n'
+    b'"model":"fake","choices":[{"index":0,"delta":{"content":"'
 )
+TAIL = b' "},"logprobs":null,"finish_reason":null}]}\n\n'
+EVENT = HEAD + b"turntable" + TAIL
+
+
+class Ticker:
+    """A model's pace: all who wait go on together, so long after the first of them began to wait."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[float, asyncio.Future[bytes]] = {}
+
+    def tick(self, step_ms: float) -> asyncio.Future[bytes]:
+        """The next one; its result says when it was, as the scripted engine does (`!clock`)."""
+        if step_ms not in self._ticks:
+            loop = asyncio.get_running_loop()
+            self._ticks[step_ms] = loop.create_future()
+            loop.call_later(step_ms / 1000, self._strike, step_ms)
+        return self._ticks[step_ms]
+
+    def _strike(self, step_ms: float) -> None:
+        self._ticks.pop(step_ms).set_result(b"%d" % time.monotonic_ns())
+
+
+ticker = Ticker()
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /N streams N events, one `send` each; the loop gets a turn when the connection is full."""
+    """GET /N streams N events, one `send` each; the loop gets a turn when the connection is full. GET /N/MS:
+    one every so many milliseconds, at the same moment for all streams."""
     if scope["type"] != "http":
         return
-    count = int(scope["path"].strip("/") or 0)
+    count, _, step_ms = scope["path"].strip("/").partition("/")
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    for _ in range(count):
-        await send({"type": "http.response.body", "body": EVENT, "more_body": True})
+    for _ in range(int(count or 0)):
+        event = HEAD + await ticker.tick(float(step_ms)) + TAIL if step_ms else EVENT
+        await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 

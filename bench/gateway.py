@@ -1,11 +1,11 @@
 """What the gateway costs: events per second through it, next to the same bytes from a bare ASGI app.
 
-    python -m bench.gateway [--streams 32] [--events 8000] [--rounds 5] [--step-ms 0]
+    python -m bench.gateway [--streams 32] [--events 8000] [--rounds 5]
 
 The scripted engine sends as fast as it can. Both servers run under the same uvicorn with the same reader, in
 turns, so that a noisy machine troubles both. `per CPU second` divides by the serving process's own CPU time
-and so leaves out what the reader and the engine take from a machine with few cores. With `--step-ms` the
-engine keeps the pace of a real model, every event is written by itself, and CPU time is what to compare.
+and so leaves out what the reader and the engine take from a machine with few cores. At the pace of a model
+nothing piles up, and every event is written by itself: `bench.paced`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bench.processes import cpu_s, free_port, running, socket_folder, wait_for
 
 EVENT = b'"delta":'
 END = b"data: [DONE]"
+OK = b"HTTP/1.1 200"
 
 
 class Reader(asyncio.Protocol):
@@ -42,6 +43,10 @@ class Reader(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if not self._events and not self._tail and not data.startswith(OK):
+            self._done.set_exception(ConnectionError(f"refused: {data[:200]!r}"))
+            self._transport.abort()
+            return
         # What may be the first part of a marker is looked at again together with the next bytes.
         self._events += (self._tail[1 - len(EVENT) :] + data).count(EVENT)
         self._tail = (self._tail + data)[-64:]
@@ -71,12 +76,16 @@ class Round:
         return self.events / self.server_cpu_s
 
 
-async def _read_all(port: int, request: bytes, streams: int) -> int:
+MakeReader = Callable[[bytes, asyncio.Future[int]], Reader]
+
+
+async def read_all(port: int, request: bytes, streams: int, make_reader: MakeReader = Reader) -> int:
+    """All streams at once, to their ends: the sum of what their readers counted."""
     loop = asyncio.get_running_loop()
     counts = []
     for _ in range(streams):
         done: asyncio.Future[int] = loop.create_future()
-        await loop.create_connection(partial(Reader, request, done), "127.0.0.1", port)
+        await loop.create_connection(partial(make_reader, request, done), "127.0.0.1", port)
         counts.append(done)
     return sum(await asyncio.gather(*counts))
 
@@ -84,26 +93,26 @@ async def _read_all(port: int, request: bytes, streams: int) -> int:
 def measure(server: psutil.Process, port: int, request: bytes, streams: int) -> Round:
     """All streams at once, from the first byte asked to the last byte read."""
     cpu_before, began = cpu_s(server), time.perf_counter()
-    events = uvloop.run(_read_all(port, request, streams))
+    events = uvloop.run(read_all(port, request, streams))
     return Round(events, time.perf_counter() - began, cpu_s(server) - cpu_before)
 
 
-def _request(line: str, body: bytes = b"") -> bytes:
+def http_request(line: str, body: bytes = b"") -> bytes:
+    """As it goes over the wire. `line`: method and path."""
     head = f"{line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-def compare(streams: int, events: int, rounds: int, step_ms: float) -> tuple[list[Round], list[Round]]:
+def compare(streams: int, events: int, rounds: int) -> tuple[list[Round], list[Round]]:
     """Gateway and bare app in turns; the first round of each warms up and is left out."""
     port, bare_port = free_port(), free_port()
     content = {"role": "user", "content": f"!tokens={events} !text=turntable·"}
     body = json.dumps({"stream": True, "messages": [content]}, ensure_ascii=False).encode()
-    ask, ask_bare = _request("POST /v1/chat/completions", body), _request(f"GET /{events}")
+    ask, ask_bare = http_request("POST /v1/chat/completions", body), http_request(f"GET /{events}")
     with socket_folder() as folder:
         endpoint = f"ipc://{folder}/line"
         gateway_flags = ["--port", str(port), "--endpoint", endpoint, "--log-level", "warning"]
         fake_flags = ["--endpoint", endpoint, "--max-running", str(streams), "--log-level", "warning"]
-        fake_flags += ["--step-ms", str(step_ms)]
         with (
             running("broker", gateway_flags) as gateway,
             running("worker.fake", fake_flags),
@@ -130,9 +139,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--events", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-ms", type=float, default=0.0)
     options = parser.parse_args()
-    ours, ceiling = compare(options.streams, options.events, options.rounds, options.step_ms)
+    ours, ceiling = compare(options.streams, options.events, options.rounds)
     print(f"{options.streams} streams of {options.events} events, {options.rounds} rounds")
     print(f"{'events per second':<34}{'min':>12}{'median':>12}{'max':>12}")
     wall = _row("gateway", ours, lambda r: r.per_second)

@@ -9,9 +9,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from bench.timing import Work, timed
 from worker.preload import preload_openblas
@@ -24,6 +26,11 @@ class InProcess:
 
     def __init__(self, pipe: subprocess.Popen[str]) -> None:
         self._pipe = pipe
+
+    @property
+    def process(self) -> psutil.Process:
+        """For what it costs."""
+        return psutil.Process(self._pipe.pid)
 
     def burst(self, texts: Sequence[str], concurrency: int, max_tokens: int, seed: int | None) -> Work:
         """As `bench.client.burst`: all `texts`, so many rows at once."""
@@ -52,8 +59,7 @@ def in_process(folder: Path) -> Iterator[InProcess]:
             pipe.kill()
 
 
-def _answer(model: Any, preparer: Any, question: dict[str, Any]) -> Work:
-    from bench.ours import Ours
+def _answer(ours: Any, preparer: Any, question: dict[str, Any]) -> Work:
     from protocol.conversation import pack
     from protocol.messages import Generate
     from protocol.parts import Sampling
@@ -69,24 +75,30 @@ def _answer(model: Any, preparer: Any, question: dict[str, Any]) -> Work:
             ignore_eos=True,
         )
         prepared.append(preparer.prepare(generate, ()))
-    tokens = sum(request.max_tokens for request in prepared)
-    with closing(Ours(model, question["rows"])) as ours:
 
-        def work() -> int:
-            ours.submit_prepared(prepared)
-            return ours.run(tokens)
+    def work() -> int:
+        ours.submit_prepared(prepared, question["rows"])
+        tokens: int = ours.run(sum(request.max_tokens for request in prepared))
+        return tokens
 
-        return timed(work)
+    return timed(work)
 
 
 def main() -> None:
     preload_openblas(sys.argv)
-    from bench.ours import load
+    from bench.ours import Ours, load
 
     model = load(Path(sys.argv[1]))
     preparer = model.open_preparer(model.facts.context_length)
+    # Kept from burst to burst, as a server keeps its own: what it has learned of the model's pace is in it.
+    sides: dict[int, Ours] = {}
     for line in sys.stdin:
-        work = _answer(model, preparer, json.loads(line))
+        question = json.loads(line)
+        rows = question["rows"]
+        if rows not in sides:
+            # A server drafts only where it is asked to.
+            sides[rows] = Ours(model, rows, drafting=False)
+        work = _answer(sides[rows], preparer, question)
         print(json.dumps({"amount": work.amount, "seconds": work.seconds}), flush=True)
 
 

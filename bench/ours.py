@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.sides import Ask
-from protocol.messages import Events, Failed, Message
+from protocol.messages import Events, Failed, Finished, Message
 from worker.contract import Model, Prepared
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Command, Drop, Stop, Submit
@@ -39,10 +40,21 @@ class Ours:
             publisher=Publisher("bench", self._publish, lambda: 0),
             drafting=Drafting(is_on=drafting),
         )
+        self._behind: deque[Prepared] = deque()
         self._submitted = 0
         self._tokens = 0
         self._goal = 0
         self._failure: Failed | None = None
+
+    @property
+    def steps(self) -> int:
+        """Of the loop, so far."""
+        return self._loop.counters.steps
+
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """Drafted tokens so far: right, and wrong."""
+        return self._loop.drafting.accepted, self._loop.drafting.rejected
 
     def submit(self, asks: Sequence[Ask]) -> None:
         """See `Side`."""
@@ -60,10 +72,16 @@ class Ours:
             for number, ask in enumerate(asks)
         )
 
-    def submit_prepared(self, requests: Iterable[Prepared]) -> None:
-        """Queue requests as a worker's I/O thread does."""
-        for request in requests:
-            self._inbox.put(Submit(request))
+    def submit_prepared(self, requests: Iterable[Prepared], at_once: int | None = None) -> None:
+        """Queue requests as a worker's I/O thread does; beyond so many `at_once` each when another has ended,
+        as from so many clients."""
+        self._behind.extend(requests)
+        for _ in range(len(self._behind) if at_once is None else at_once):
+            self._submit_next()
+
+    def _submit_next(self) -> None:
+        if self._behind:
+            self._inbox.put(Submit(self._behind.popleft()))
 
     def run(self, tokens: int) -> int:
         """See `Side`."""
@@ -86,6 +104,8 @@ class Ours:
                 self._tokens += sum(len(delta.tokens) for delta in message.deltas)
                 if before < self._goal <= self._tokens:
                     self._inbox.put(Stop())
+            case Finished():
+                self._submit_next()
             case Failed():
                 self._failure = message
                 self._inbox.put(Stop())

@@ -23,7 +23,8 @@ from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
 from worker.contract import Draw
-from worker.engine.sampling.sampler import Row, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampler
 
 PROMPT = list(range(1000, 1200))
 MIXED = [

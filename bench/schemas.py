@@ -110,7 +110,7 @@ class Costs:
 
 @dataclass
 class EndlessGuide:
-    """`contract.Guide`. When its answer is whole the next one begins, so a row can be measured for ever."""
+    """`guides.Guide`. When its answer is whole the next one begins, so a row can be measured for ever."""
 
     matcher: LLMatcher
     costs: Costs
@@ -133,7 +133,7 @@ class EndlessGuide:
 
 @dataclass(frozen=True)
 class SchemaGrammar:
-    """`contract.Grammar`."""
+    """`guides.Grammar`."""
 
     tokenizer: LLTokenizer
     schema: dict[str, Any]

@@ -50,6 +50,7 @@ LANES = (
     Lane("overload", 60, "tests.faults.overload --seed {seed} --seconds {count}"),
     Lane("kills", 100, "tests.faults.failover --seed {seed} --kills {count}"),
     Lane("engine", 20, "tests.faults.failover --model embedded --seed {seed} --kills {count}"),
+    Lane("drafts", 10, "tests.faults.failover --model embedded --drafts --seed {seed} --kills {count}"),
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("ranks", 25, "tests.faults.ranks --seed {seed} --strikes {count}"),

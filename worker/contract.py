@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
+from worker.guides import Foreseen, Grammar
 from worker.pictures import Blob, Picture
 from worker.texts import Encoder, TextsPreparer
 
@@ -38,29 +39,6 @@ class ThoughtLimit:
     closing: tuple[int, ...]
     is_open: bool
     calling: int | None = None
-
-
-class Guide(Protocol):
-    """Which tokens may come next in one answer: a function of its tokens alone.
-
-    Used by one thread at a time, not always the same one.
-    """
-
-    def saw(self, token: int) -> None:
-        """The next token of the answer, drawn or forced. One that may not have come frees all that follow."""
-
-    def fill(self, mask: memoryview) -> bool:
-        """Say what may follow: bit t % 32 of word t // 32 of `mask`, uint32, is set where token t may. False:
-        anything may, and nothing was written. Some token always may. Releases the GIL where it takes long.
-
-        `mask` has a bit for each of the model's logits, all 0: there may be more of them than tokens."""
-
-
-class Grammar(Protocol):
-    """What one request's answer is held to, compiled. Shared between threads, and never changed."""
-
-    def open(self, answered: Sequence[int]) -> Guide:
-        """For an answer that has got so far. Cheap but for what is answered already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +300,10 @@ class Engine(Protocol):
         what of it is right is returned by this call, with the token behind it, in place of one by the next.
         Nobody's tokens are others for it.
         """
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """With at most so many tokens, how a started row goes on behind all that was returned of it, by what
+        it must say and what it is held to: to make drafts of. Runs nothing."""
 
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
         """Copies of a row's columns, for each run from one position to before another, and of its `states`,

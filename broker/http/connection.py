@@ -21,6 +21,7 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from broker.http import straight
 from broker.http.errors import error_response
 from broker.http.ids import new_request_id
 from broker.http.parser import Parser, head_without_offer, offers_upgrade
@@ -95,6 +96,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # uvicorn tells only the last one of several that the client has gone.
         self._served = cycle
+        straight.offer(cycle)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from broker.dispatch.flight import Batch, Flight
 from broker.http import cache_header
 from broker.http.errors import error_response
 from broker.http.reader import Reader
+from broker.http.straight import Straight, find
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Reused
 
@@ -86,7 +88,7 @@ class FlightResponse:
                 reader = Reader(flights)
                 watcher = asyncio.ensure_future(_watch(receive, reader))
                 try:
-                    status = await self._answer(flights, reader, send)
+                    status = await self._answer(flights, reader, send, find(scope))
                 except RequestError as error:
                     status = error.kind.status
                     raise
@@ -97,11 +99,13 @@ class FlightResponse:
         except RequestError as error:
             await error_response(error, scope)(scope, receive, send)
 
-    async def _answer(self, flights: Sequence[Flight], reader: Reader, send: Send) -> int:
+    async def _answer(
+        self, flights: Sequence[Flight], reader: Reader, send: Send, straight: Straight | None
+    ) -> int:
         started = False
         batches = await self._opening(flights, reader)
         while not reader.client_gone:
-            body = self._renderer.feed(batches) if batches else self._renderer.wait()
+            body = self._render(batches)
             over = self._renderer.over
             if body or over:
                 if not started:
@@ -111,8 +115,22 @@ class FlightResponse:
                 await send({"type": "http.response.body", "body": body, "more_body": not over})
             if over:
                 return 200
+            if started and straight is not None:
+                reader.aside = partial(self._pass_on, straight)
             batches = await reader.batches(self._keepalive_s if started else None)
         return 499
+
+    def _render(self, batches: Sequence[Batch]) -> bytes:
+        if self._renderer.over:
+            return b""  # its last bytes have gone straight
+        return self._renderer.feed(batches) if batches else self._renderer.wait()
+
+    def _pass_on(self, straight: Straight, take: Callable[[], list[Batch]]) -> bool:
+        """See `reader.Aside`."""
+        if not straight.is_open:
+            return False
+        straight.write(self._renderer.feed(take()))
+        return not self._renderer.over
 
     async def _opening(self, flights: Sequence[Flight], reader: Reader) -> list[Batch]:
         """All that came until the headers can be sent; empty when the client left before, or needs a sign of

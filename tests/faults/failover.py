@@ -54,11 +54,13 @@ Span = tuple[float, float]
 @dataclass(slots=True)
 class Outcome:
     """What became of it all. `absences`: from the harm done to a worker until another one was ready.
-    `wrong`: the first words of what went wrong."""
+    `drafted`: tokens that were tried for what was answered, right and wrong ones. `wrong`: the first words of
+    what went wrong."""
 
     faults: int = 0
     answers: int = 0
     refusals: int = 0
+    drafted: tuple[int, int] = (0, 0)
     pauses: list[Span] = field(default_factory=list)
     absences: list[Span] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -79,6 +81,7 @@ class Outcome:
     def add(self, other: Outcome) -> None:
         self.answers += other.answers
         self.refusals += other.refusals
+        self.drafted = self.drafted[0] + other.drafted[0], self.drafted[1] + other.drafted[1]
         self.pauses += other.pauses
         self.wrong += other.wrong
 
@@ -113,6 +116,8 @@ class Asker(threading.Thread):
             assert client.reasons == question.reasons
             assert client.completion_tokens == question.tokens
             outcome.answers += 1
+            right, wrong = client.drafted
+            outcome.drafted = outcome.drafted[0] + right, outcome.drafted[1] + wrong
             outcome.pauses += client.pauses
         except Exception as error:
             outcome.wrong.append(f"{question.body}: {error!r}: {client.read[-200:]!r}")
@@ -120,17 +125,21 @@ class Asker(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where workers come and go, and how they start. `known`: how many questions are asked beforehand."""
+    """Where workers come and go, and how they start. `known`: how many questions are asked beforehand.
+    `drafts`: they make them."""
 
     system: System
     model: str = "scripted"
     known: int = KNOWN_ANSWERS
     endpoint: str | None = None
     stall_timeout_s: float | None = None
+    drafts: bool = False
 
     def start(self) -> Process:
         """A worker that serves."""
         flags, module, env = list(FLAGS[self.model]), MODULES[self.model], {}
+        if self.drafts:
+            flags += ["--speculation", "auto"]
         if self.stall_timeout_s is not None:
             flags += ["--stall-timeout", str(self.stall_timeout_s)]
             env[stalling.VARIABLE] = "worker.fake.__main__" if self.model == "scripted" else "worker.__main__"
@@ -148,7 +157,7 @@ class Stage:
         """Questions for the model, which serves."""
         if self.model == "scripted":
             return of_the_scripted
-        return of_the_embedded(self.system.url, seed, self.known)
+        return of_the_embedded(self.system.url, seed, self.known, predicted=self.drafts)
 
 
 Harm = Callable[[Stage, Process], Process]
@@ -187,18 +196,25 @@ HARMS: dict[str, Harm] = {"kill": kill, "stop": stop, "stall": stall, "line": di
 
 @contextlib.contextmanager
 def staged(
-    folder: Path, fault: str, model: str = "scripted", seed: int = 0, known: int = KNOWN_ANSWERS
+    folder: Path,
+    fault: str,
+    model: str = "scripted",
+    seed: int = 0,
+    known: int = KNOWN_ANSWERS,
+    *,
+    drafts: bool = False,
 ) -> Iterator[Stage]:
     """A gateway, and the way to it."""
     with running_system(folder, ["--silent-after", "1"] if fault == "stop" else []) as system:
         if fault == "line":
             with harmed(folder, system.endpoint, seed, HARMED_HOW, SHARE_HARMED) as line:
-                yield Stage(system, model, known, endpoint=line.endpoint)
+                yield Stage(system, model, known, endpoint=line.endpoint, drafts=drafts)
                 assert line.counts["lost"] > 0
                 for worker in system.workers:
                     worker.stop()
         else:
-            yield Stage(system, model, known, stall_timeout_s=1.0 if fault == "stall" else None)
+            stall_timeout_s = 1.0 if fault == "stall" else None
+            yield Stage(system, model, known, stall_timeout_s=stall_timeout_s, drafts=drafts)
 
 
 def run(
@@ -239,14 +255,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--life", type=float, default=UNDISTURBED_S_MAX, metavar="SECONDS")
+    parser.add_argument("--drafts", action="store_true", help="of the embedded model: it makes drafts")
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        staged(Path(folder), given.fault, given.model, given.seed) as stage,
+        staged(Path(folder), given.fault, given.model, given.seed, drafts=given.drafts) as stage,
     ):
         harm = HARMS[given.fault]
         outcome = run(stage, harm, given.faults, given.seed, given.clients, given.life)
     print(f"{outcome.faults} faults, {outcome.answers} answers, {outcome.refusals} refusals between workers")
+    if given.drafts:
+        print(f"drafted tokens of these answers: {outcome.drafted[0]} right, {outcome.drafted[1]} wrong")
     if beyond := outcome.beyond_absence_s():
         p99 = beyond[int(0.99 * len(beyond))]
         print(f"{len(beyond)} pauses; beyond the time in which no worker was ready:")

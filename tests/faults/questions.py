@@ -135,16 +135,27 @@ def _spoken(words: list[str]) -> str:
     return "".join(f"{word} " for word in words)
 
 
-def of_the_embedded(url: str, seed: int, count: int) -> Source:
-    """So many questions that are asked one by one now, while nobody disturbs the answers."""
+def of_the_embedded(url: str, seed: int, count: int, *, predicted: bool = False) -> Source:
+    """So many questions that are asked one by one now, while nobody disturbs the answers. `predicted`: most
+    are asked with what is nearly their answer, so that there is something to draft."""
     known = [_answered(url, body) for body in _drawn(random.Random(seed), count)]
 
     def draw(dice: random.Random) -> Question:
         question = dice.choice(known)
         plain = {name: it for name, it in question.body.items() if not name.startswith("stream")}
-        return replace(question, body={**plain, **_form(dice)})
+        body = {**plain, **_form(dice)}
+        if predicted and dice.random() < 0.8:
+            body["prediction"] = {"type": "content", "content": _nearly("".join(question.texts), dice)}
+        return replace(question, body=body)
 
     return draw
+
+
+def _nearly(text: str, dice: random.Random) -> str:
+    """A text with a word in place of another."""
+    words = text.split(" ")
+    words[dice.randrange(len(words))] = "signal"
+    return " ".join(words)
 
 
 def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:

@@ -135,6 +135,13 @@ class Client(threading.Thread):
         """What the answer says that it took."""
         return int(self.documents[-1]["usage"]["completion_tokens"])
 
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """Tokens that were drafted for it, as its answer says: right, and wrong."""
+        details = self.documents[-1]["usage"].get("completion_tokens_details") or {}
+        right, wrong = (details.get(f"{kind}_prediction_tokens") for kind in ("accepted", "rejected"))
+        return int(right or 0), int(wrong or 0)
+
 
 def scripted(text: str, tokens: int, seed: int = 0, seen: Sequence[str] = (), thinks: int = 0) -> str:
     """What the scripted engine answers a prompt: greedily, or with a seed where it draws. `seen`: what it

@@ -27,6 +27,7 @@ from worker.contract import (
     Step,
     Targets,
 )
+from worker.guides import Foreseen
 from worker.pictures import MEDIA_KEYS, Blob, Picture
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.admission import AdmissionWindow
@@ -262,6 +263,11 @@ class ScriptedEngine:
         asking = [row for row in drawn if self.decoding[row].draw.logprobs is not None]
         likelihoods = {row: Likelihood(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking}
         return Step(drawn, likelihoods, failed)
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        if row not in self.decoding:
+            self.breaches.append(f"{row} is not started, and asked how it goes on")
+        return Foreseen()
 
     def _is_ill(self, row: str) -> bool:
         state = self.decoding[row]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.contract import Grammar
+from worker.guides import Grammar
 
 MODULUS_MAX = 7
 FREE = 0.2
@@ -31,7 +31,7 @@ def allows(seed: int, answered: Sequence[int]) -> tuple[int, int] | None:
 
 @dataclass
 class RuleGuide:
-    """`contract.Guide`. `seen`: the answer, as far as it was told of it."""
+    """`guides.Guide`. `seen`: the answer, as far as it was told of it."""
 
     seed: int
     seen: list[int]
@@ -68,7 +68,7 @@ class RuleGuide:
 
 @dataclass(frozen=True)
 class RuleGrammar:
-    """`contract.Grammar`. `opened`: its guides, and with how many tokens each has begun."""
+    """`guides.Grammar`. `opened`: its guides, and with how many tokens each has begun."""
 
     seed: int
     opened: list[tuple[int, RuleGuide]] = field(default_factory=list, compare=False, repr=False)

@@ -6,7 +6,8 @@ the token before it is known: a draft that is what was drawn makes the next posi
 token is another than it would have been, whatever a draw depends on.
 
 The host reads each draw before the next; nothing runs meanwhile. That costs a row nothing but the pause, and
-spares it forward passes.
+spares it forward passes. Where no row's draw depends on the tokens before it, greedy ones for instance, all
+columns are drawn at once and read once; what stands behind a wrong draft is then not looked at.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from worker.engine.group import Company, Member, shifts_of
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Agree, Sampler
 
+DRAWN_VALUES_MAX = 4 * 2**20
+"""From so many logits tokens that are not greedy are drawn at once: most of them may not be looked at."""
 QUIET_STEPS = 16
 """Rows that no drafts were made for so long decode without waiting again."""
 
@@ -53,6 +56,8 @@ class AheadGroup(Company):
         self._batch = AheadBatch(fresh())
         self._backlogs: list[list[int]] = []
         self._sampler: Sampler | None = None
+        self._wide: dict[int, Sampler] = {}
+        """By their width, samplers of as many columns of all rows."""
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +91,8 @@ class AheadGroup(Company):
         return logits
 
     def _drawn(self, logits: mx.array, guesses: Sequence[Sequence[int]], helpers: Helpers) -> list[Said]:
+        if self._is_drawn_at_once(logits):
+            return self._drawn_at_once(logits, guesses)
         said = [Said() for _ in self.members]
         places = [len(backlog) - 1 for backlog in self._backlogs]
         going = [True] * len(self.members)
@@ -100,6 +107,34 @@ class AheadGroup(Company):
                     and each.drawn[-1].token == guess[count - 1]
                 )
                 places[row] += going[row]
+        return said
+
+    def _is_drawn_at_once(self, logits: mx.array) -> bool:
+        assert self._sampler is not None
+        is_little = self._sampler.is_greedy or logits.size <= DRAWN_VALUES_MAX
+        return is_little and self._sampler.is_memoryless
+
+    def _drawn_at_once(self, logits: mx.array, guesses: Sequence[Sequence[int]]) -> list[Said]:
+        width, begins = logits.shape[1], [len(backlog) - 1 for backlog in self._backlogs]
+        if width not in self._wide:
+            rows = [member.row for member in self.members for _ in range(width)]
+            self._wide[width] = Sampler(rows, self._agree)
+        positions = [
+            max(0, member.length + column - begin)
+            for member, begin in zip(self.members, begins, strict=True)
+            for column in range(width)
+        ]
+        sampled = self._wide[width](logits.reshape(-1, logits.shape[-1]), positions)
+        tokens: Any = sampled.tokens.tolist()
+        likelihoods = sampled.likelihoods()
+        said = []
+        for row, (member, begin, guess) in enumerate(zip(self.members, begins, guesses, strict=True)):
+            first = row * width + begin
+            right = _agreeing(guess, tokens[first : first + len(guess)])
+            places = range(first, first + right + 1)
+            said.append(Said([Drawn(tokens[place], likelihoods.get(place)) for place in places]))
+            for place in places:
+                member.row.saw(tokens[place])
         return said
 
     def _draw(
@@ -159,6 +194,7 @@ class AheadGroup(Company):
         self._backlogs = [backlogs[row] for row in order]
         for member in joining:
             member.token, member.caches = None, []
+        self._wide.clear()
         if self._sampler is not None:
             self._sampler.release()
         self._sampler = Sampler([member.row for member in self.members], self._agree)
@@ -185,6 +221,12 @@ class AheadGroup(Company):
             tokens = mx.array([list(late)], mx.uint32)
             self._model(tokens, cache=own, **shifts_of(self.members[place : place + 1]))
         return own
+
+
+def _agreeing(guess: Sequence[int], drawn: Sequence[int]) -> int:
+    """How many of the first are the same."""
+    pairs = enumerate(zip(guess, drawn, strict=True))
+    return next((place for place, (one, other) in pairs if one != other), len(guess))
 
 
 def _token(member: Member) -> int:

@@ -33,10 +33,12 @@ from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.group import Group, Member
 from worker.engine.sampling.helpers import Helpers
-from worker.engine.sampling.sampler import Agree, Row, Sampled
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of, held_bytes
+from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 
 TOKENS_PER_CLEAR = 256
@@ -190,6 +192,12 @@ class BatchEngine:
             self._ahead.board(group.detach(self._fresh))
         self._advance(1)
         return self._ahead.run(step, drafts, self._helpers)
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """See `contract.Engine`."""
+        if not self.abilities.ahead or most <= 0 or row not in self._members:
+            return Foreseen()
+        return self._members[row].row.foresee(most)
 
     def _read(self, unread: list[_Unread]) -> Step:
         tokens: dict[str, int] = {}

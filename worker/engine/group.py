@@ -11,7 +11,8 @@ import mlx.nn as nn
 
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.sampling.helpers import Job
-from worker.engine.sampling.sampler import Agree, Drawing, Row, Sampled, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Agree, Drawing, Sampled, Sampler
 from worker.engine.trees import held_bytes
 
 

@@ -15,5 +15,6 @@ that begin with `!` are directions:
     !bad        the request can't be prepared           !text=S    the answer's every token reads S
     !prefill=MS a chunk of this prompt takes so long   !think=N    the first N tokens are thoughts
     !look=MS    each image of it takes so long          !blind      none of its images can be encoded
+    !clock      every token reads when it was said, in nanoseconds of the machine's monotonic clock
     !call=N     behind two words the answer calls the tool `note` N times, with some words each
 """

@@ -13,6 +13,7 @@ from typing import Any
 from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
 from worker.fake.pictures import FakeSight
 from worker.fake.script import Script
+from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 
 TOKEN_BYTES = 16
@@ -100,6 +101,10 @@ class FakeEngine:
         row.drawn += 1
         seed = row.draw.seed if row.draw.temperature else 0
         return 1 + (seed + 7 * (row.prompt_tokens + number)) % len(WORDS)
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """See `contract.Engine`."""
+        return Foreseen()
 
     def drop(self, row: str) -> None:
         self.rows.pop(row, None)

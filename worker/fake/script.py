@@ -26,6 +26,7 @@ class Script:
     burst: bool = False
     bad: bool = False
     blind: bool = False
+    clock: bool = False
     text: str | None = None
     think: int = 0
     call: int = 0
@@ -59,6 +60,7 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "burst": ("burst", lambda value: True),
     "bad": ("bad", lambda value: True),
     "blind": ("blind", lambda value: True),
+    "clock": ("clock", lambda value: True),
     "text": ("text", str),
     "think": ("think", int),
     "call": ("call", int),

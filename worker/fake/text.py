@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -157,4 +158,6 @@ class FakePipeline:
         return b"" if token == END else self._said(token).encode()
 
     def _said(self, token: int) -> str:
+        if self.script.clock:
+            return f"{time.monotonic_ns()} "
         return self.script.text if self.script.text is not None else _word(token)

@@ -16,7 +16,9 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from worker.grammars.foresight import FORESEE_S_MAX, Spacing, foresee
 from worker.grammars.lexicon import Lexicon
+from worker.guides import Foreseen
 
 SLOW_S = 0.1
 """What a token or a mask may cost; a hundredth of it is usual."""
@@ -38,6 +40,11 @@ class Body:
         self._matcher = grammar.deep_copy()
         self._lexicon = lexicon
         self._slow = 0
+        self._spacing = Spacing()
+        self._unspaced: list[int] = []
+        """Tokens that have come since it was last asked how the answer goes on."""
+        self._is_opaque = False
+        """How it goes on takes long to tell."""
 
     @property
     def is_over(self) -> bool:
@@ -54,6 +61,7 @@ class Body:
         if self._has_failed():
             return True
         taken = self._timed(self._matcher.try_consume_tokens, [*tokens])
+        self._unspaced += tokens
         return taken == len(tokens) or self._has_failed()
 
     def take_text(self, text: bytes) -> bool:
@@ -68,6 +76,18 @@ class Body:
         if self._has_failed():  # and has left an end of the answer in `words`, as if it were one
             error = self._matcher.get_error().replace("<non-verbose/>", "").strip()
             raise GuideError(error or f"it takes more than {SLOW_S:g} s a token")
+
+    def foresee(self, most: int) -> Foreseen:
+        """See `guides.Guide`."""
+        if self._has_failed() or self._is_opaque:
+            return Foreseen()
+        began = time.thread_time()
+        for token in self._unspaced:
+            self._spacing.saw(self._lexicon.spell(token))
+        self._unspaced.clear()
+        found = foresee(self._matcher, self._lexicon, self._spacing, most)
+        self._is_opaque = time.thread_time() - began > 2 * FORESEE_S_MAX
+        return found
 
     def _has_failed(self) -> bool:
         return self._slow > SLOW_MAX or self._matcher.is_error()

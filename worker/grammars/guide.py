@@ -1,4 +1,4 @@
-"""Who says token by token what an answer may go on with. `contract.Grammar` and `contract.Guide`.
+"""Who says token by token what an answer may go on with. `worker.guides`.
 
 What must hold: where an answer stands is a function of its tokens alone, so `open` goes through those of a
 resumed answer and gives the same masks as if nothing had happened. Some token is always allowed: a body
@@ -18,6 +18,7 @@ from llguidance import LLMatcher
 from worker.grammars.body import Body, allow_any
 from worker.grammars.lexicon import Lexicon
 from worker.grammars.reading import Markup, Reader
+from worker.guides import Foreseen
 from worker.output.channels import CONTENT, REASONING
 
 BLANKS_MAX = 4
@@ -44,7 +45,7 @@ class HeldGrammar:
     is_text: bool = False
 
     def open(self, answered: Sequence[int]) -> HeldGuide:
-        """See `contract.Grammar`."""
+        """See `guides.Grammar`."""
         guide = HeldGuide(self)
         for token in answered:
             guide.saw(token)
@@ -60,7 +61,7 @@ class CallGrammar:
     opening: str = CONTENT
 
     def open(self, answered: Sequence[int]) -> CallGuide:
-        """See `contract.Grammar`."""
+        """See `guides.Grammar`."""
         guide = CallGuide(self)
         for token in answered:
             guide.saw(token)
@@ -75,7 +76,7 @@ class _Phase(Enum):
 
 
 class HeldGuide:
-    """`contract.Guide` of a `HeldGrammar`."""
+    """`guides.Guide` of a `HeldGrammar`."""
 
     def __init__(self, grammar: HeldGrammar) -> None:
         self._grammar = grammar
@@ -92,7 +93,7 @@ class HeldGuide:
             self._think(grammar.opening)
 
     def saw(self, token: int) -> None:
-        """See `contract.Guide`."""
+        """See `guides.Guide`."""
         match self._phase:
             case _Phase.THOUGHT:
                 self._read(token)
@@ -102,7 +103,7 @@ class HeldGuide:
                 self._advance(token, is_passed=False)
 
     def fill(self, mask: memoryview) -> bool:
-        """See `contract.Guide`. Raises `GuideError` once a body has failed."""
+        """See `guides.Guide`. Raises `GuideError` once a body has failed."""
         if self._phase is _Phase.FREE:
             return False
         lexicon = self._grammar.lexicon
@@ -119,6 +120,15 @@ class HeldGuide:
                 token = self._grammar.thought[self._opened]
                 words[token // 32] |= np.uint32(1 << token % 32)
         return True
+
+    def foresee(self, most: int) -> Foreseen:
+        """See `guides.Guide`."""
+        if self._phase not in (_Phase.BEGINNING, _Phase.BODY) or len(self._bodies) != 1:
+            return Foreseen()
+        found = self._bodies[0].foresee(most)
+        # What may stand before the body is none of it.
+        is_sure = self._phase is _Phase.BODY or not (self._blanks or self._opened is not None)
+        return found if is_sure else Foreseen(found.tokens)
 
     def _think(self, state: str) -> None:
         self._phase = _Phase.THOUGHT
@@ -170,7 +180,7 @@ class HeldGuide:
 
 
 class CallGuide:
-    """`contract.Guide` of a `CallGrammar`."""
+    """`guides.Guide` of a `CallGrammar`."""
 
     def __init__(self, grammar: CallGrammar) -> None:
         self._grammar = grammar
@@ -180,7 +190,7 @@ class CallGuide:
         self._reader = grammar.markup.open(grammar.opening, CALL)
 
     def saw(self, token: int) -> None:
-        """See `contract.Guide`."""
+        """See `guides.Guide`."""
         if self._is_lost:
             return
         if self._body is None:
@@ -190,11 +200,15 @@ class CallGuide:
         self._close()
 
     def fill(self, mask: memoryview) -> bool:
-        """See `contract.Guide`. Raises `GuideError` once a body has failed."""
+        """See `guides.Guide`. Raises `GuideError` once a body has failed."""
         if self._body is None:
             return False
         allow_any([self._body], np.frombuffer(mask, np.uint32), self._grammar.markup.lexicon.blank_mask.size)
         return True
+
+    def foresee(self, most: int) -> Foreseen:
+        """See `guides.Guide`."""
+        return Foreseen() if self._body is None else self._body.foresee(most)
 
     def _look(self, token: int) -> None:
         rest = self._reader.push(token)

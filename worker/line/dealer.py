@@ -27,16 +27,14 @@ class Line:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = sockets.connect_dealer(self._context, endpoint, incarnation, curve)
         self._monitor = self._socket.get_monitor_socket()
+        self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
         self._unsent: deque[Message] = deque()
         self._dropped = 0
         """Messages that were none."""
 
     def poller(self, *others: int) -> zmq.Poller:
         """Wakes when there is something to hear, or one of `others`, file descriptors, can be read."""
-        poller = zmq.Poller()
-        for readable in (self._socket, self._monitor, *others):
-            poller.register(readable, zmq.POLLIN)
-        return poller
+        return sockets.poller(self._socket, self._monitor, *others)
 
     def patience_ms(self, otherwise: int) -> int:
         """How long to poll: not long while a socket that was full is to be tried again."""
@@ -44,7 +42,7 @@ class Line:
 
     def changes(self) -> Iterator[bool]:
         """Each time a gateway has come (True) or gone (False) since this was asked last."""
-        while self._monitor.poll(0):
+        while self._changes.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
@@ -56,13 +54,9 @@ class Line:
 
     def receive(self) -> Iterator[tuple[Message, list[bytes]]]:
         """What has come, with its media."""
-        while True:
+        while self._frames.poll(0):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                yield wire.decode_to_worker(frames)
+                yield wire.decode_to_worker(self._socket.recv_multipart(zmq.NOBLOCK))
             except wire.WireError as error:
                 self._dropped += 1
                 log.warning("dropped a message, the %dth so far: %s", self._dropped, error)

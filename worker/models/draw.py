@@ -9,7 +9,8 @@ import msgspec
 
 from protocol.errors import Code, RequestError
 from protocol.parts import Sampling
-from worker.contract import Draw, Grammar, ThoughtLimit
+from worker.contract import Draw, ThoughtLimit
+from worker.guides import Grammar
 
 
 class _GenerationConfig(msgspec.Struct):

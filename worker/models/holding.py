@@ -13,7 +13,6 @@ from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.parts import Calling, Form
-from worker.contract import Grammar
 from worker.grammars import forms
 from worker.grammars.calls import Calls, Tool
 from worker.grammars.calls import Form as CallForm
@@ -22,6 +21,7 @@ from worker.grammars.guide import CALL, CallGrammar, HeldGrammar
 from worker.grammars.lexicon import Lexicon
 from worker.grammars.reading import Edges, Markup
 from worker.grammars.schema import SchemaError
+from worker.guides import Grammar
 from worker.models.template import Render, opens_thoughts, rendered_calls, spacing_in
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary

@@ -18,9 +18,10 @@ from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Generate
 from protocol.parts import Tokenizing
-from worker.contract import Draw, Grammar, Prepared, ThoughtLimit, Tokenized
+from worker.contract import Draw, Prepared, ThoughtLimit, Tokenized
 from worker.grammars.forms import is_json
 from worker.grammars.guide import HeldGrammar
+from worker.guides import Grammar
 from worker.models.boundaries import Messages, Prompt, find_boundaries
 from worker.models.completion import Completion, encode
 from worker.models.draw import draw_of

@@ -19,7 +19,8 @@ from typing import NoReturn
 from protocol import sockets
 from protocol.settings import EXIT_CONFIGURATION
 from protocol.workersettings import WorkerSettings
-from worker.contract import Cut, Draw, Engine, Guide, ModelError, NoRoomError, Piece
+from worker.contract import Cut, Draw, Engine, ModelError, NoRoomError, Piece
+from worker.guides import Foreseen, Guide
 from worker.models.part import PartLoader, part_loader
 from worker.models.split import Split
 from worker.ranks import calls
@@ -46,6 +47,9 @@ class _Anything:
 
     def fill(self, mask: memoryview) -> bool:
         return False
+
+    def foresee(self, most: int) -> Foreseen:
+        return Foreseen()
 
 
 class Follower:

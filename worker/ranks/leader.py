@@ -24,6 +24,7 @@ from worker.contract import (
     Step,
     Targets,
 )
+from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 from worker.ranks import calls
 from worker.ranks.line import RankGoneError
@@ -112,6 +113,10 @@ class Leader:
         """See `contract.Engine`."""
         with self._together(calls.Step(calls.lists(drafts))):
             return self._engine.step(drafts)
+
+    def foresee(self, row: str, most: int) -> Foreseen:
+        """See `contract.Engine`. This rank alone has the grammars; what it makes drafts of, all are told."""
+        return self._engine.foresee(row, most)
 
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""

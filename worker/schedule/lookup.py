@@ -15,6 +15,7 @@ ENDING_TOKENS = 3
 """The shortest ending that is looked up: two tokens are right one time in three."""
 MATCH_TOKENS_MAX = 16
 """A longer match says no more."""
+LOOKUP = "lookup"
 PLACES_MAX = 4
 """Of an ending, so many of its last places are remembered."""
 INDEXED_AT_ONCE = 2048
@@ -22,14 +23,20 @@ INDEXED_AT_ONCE = 2048
 
 
 class Draft(NamedTuple):
-    """What may follow, and how many tokens before it were the same."""
+    """What may follow. `matched`: how many tokens before it were the same, where that says so.
+    `source`: what says so. `certain`: its first tokens that stand whatever is drawn."""
 
     tokens: tuple[int, ...] = ()
     matched: int = 0
+    source: str = LOOKUP
+    certain: int = 0
 
     def first(self, count: int) -> Draft:
         """No more than so many tokens of it."""
-        return Draft(self.tokens[:count], self.matched)
+        return self._replace(tokens=self.tokens[:count], certain=min(count, self.certain))
+
+
+NO_DRAFT = Draft()
 
 
 class Lookup:
@@ -50,6 +57,8 @@ class Lookup:
         self._index()
         tokens, end = self._tokens, len(self._tokens)
         places = self._places.get(tuple(tokens[end - ENDING_TOKENS :]), ())
+        if not places:
+            return NO_DRAFT
         best, longest = 0, 0
         for place in reversed(places):
             matched = self._matched(place, end) if place < end else 0

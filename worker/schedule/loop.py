@@ -185,7 +185,7 @@ class Loop:
     def _decode(self) -> None:
         rows = self.scheduler.decoding
         try:
-            step = self.model.engine.step(self.drafting.propose(rows))
+            step = self.model.engine.step(self.drafting.propose(rows, self.model.engine.foresee))
         except Exception as error:  # nobody's fault in particular
             self._fail_step(error)
             return

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (0, 0.5))
 """From so many equal tokens before it, how often a draft's first token was right over many edits of files."""
+HELD_TO = 0.7
+"""The same of drafts made of what an answer is held to, but for what is certain of them."""
 _PRIOR = 4.0
 """What that counts for, in tries."""
+_DOUBT = 1.0
+"""A row of which nothing is known yet is expected to be right half as often as is usual; that counts for as
+much as so many hits."""
 _FADING = 0.97
 """Of what a try counts for, so much is left at the next."""
 _COST_EACH = 0.25
@@ -21,27 +26,56 @@ _COST_OFF_MAX = 3.0
 
 
 @dataclass(slots=True)
-class Odds:
-    """Of one row."""
+class Rate:
+    """How often drafts of one kind are right. `usual`: while few have been tried."""
 
-    _tries: dict[int, float] = field(default_factory=dict)
-    _hits: dict[int, float] = field(default_factory=dict)
+    usual: float
+    _tries: float = 0.0
+    _hits: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """How likely the next token of such a draft is right, if all before it are; 0 to 1."""
+        return self.after(self.usual)
+
+    def after(self, usual: float) -> float:
+        """As `value`, with another expectation to begin with."""
+        return (self._hits + _PRIOR * usual) / (self._tries + _PRIOR)
+
+    def learn(self, right: int, tried: int) -> None:
+        """Of so many drafted tokens so many were right; behind a wrong one nothing was tried."""
+        made = min(right + 1, tried)
+        self._tries = self._tries * _FADING**made + made
+        self._hits = self._hits * _FADING**made + right
+
+
+@dataclass(slots=True)
+class Odds:
+    """Of what is looked up for one row. What one kind of match teaches holds for the others, too, until they
+    have been tried."""
+
+    _rates: dict[int, Rate] = field(default_factory=dict)
+    _hits: float = _DOUBT
+    _expected: float = 2 * _DOUBT
 
     def of(self, matched: int) -> float:
         """How likely the next token of a draft is right that so many equal tokens stand before; 0 to 1."""
-        kind, usual = _kind(matched)
-        return (self._hits.get(kind, 0) + _PRIOR * usual) / (self._tries.get(kind, 0) + _PRIOR)
+        rate = self._rate(matched)
+        return rate.after(rate.usual * min(1.0, self._hits / self._expected))
 
     def learn(self, matched: int, right: int, tried: int) -> None:
-        """Of so many drafted tokens so many were right; behind a wrong one nothing was tried."""
-        kind, _ = _kind(matched)
-        made = min(right + 1, tried)
-        self._tries[kind] = self._tries.get(kind, 0) * _FADING**made + made
-        self._hits[kind] = self._hits.get(kind, 0) * _FADING**made + right
+        """As `Rate.learn`."""
+        rate, made = self._rate(matched), min(right + 1, tried)
+        rate.learn(right, tried)
+        self._hits = self._hits * _FADING**made + right
+        self._expected = self._expected * _FADING**made + made * rate.usual
 
-
-def _kind(matched: int) -> tuple[int, float]:
-    return next((least, usual) for least, usual in _MATCHES if matched >= least)
+    def _rate(self, matched: int) -> Rate:
+        least, usual = next((least, usual) for least, usual in _MATCHES if matched >= least)
+        rate = self._rates.get(least)
+        if rate is None:
+            rate = self._rates[least] = Rate(usual)
+        return rate
 
 
 @dataclass(slots=True)
@@ -54,11 +88,15 @@ class Costs:
 
     def of(self, rows: int, columns: int) -> float:
         """What such a step takes in terms of a plain one; infinite where that has not been measured."""
-        plain = self._seconds.get((_step(rows), 0), 0.0)
+        plain = self.plain(rows)
         if not plain or self._laps.get(_step(rows), 0) < PLAIN_LAPS:
             return math.inf
         known = self._seconds.get((_step(rows), _step(columns)))
         return known / plain if known else 1 + _COST_EACH * (columns - 1)
+
+    def plain(self, rows: int) -> float:
+        """Seconds of a plain step; 0 where none has been measured."""
+        return self._seconds.get((_step(rows), 0), 0.0)
 
     def forget(self, rows: int) -> None:
         """What a plain step of so many rows takes is to be measured anew."""

@@ -19,7 +19,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 CHUNK_TOKENS_MIN = 16
-"""Run even where the target leaves no time, so that prompts get on."""
+"""Run whatever it takes, so that prompts get on."""
+PREFILL_SHARE_MIN = 0.3
+"""Of what decoding takes, a step may spend so much on prefill even where the target leaves less: a machine on
+which decoding alone takes the target would else run prompts in pieces so small that nothing but their calls
+is paid for, and rows would come more slowly than they end."""
 CHUNK_TOKENS_FIRST = 64
 """The most while nothing larger than a few tokens has been measured."""
 GROWTH_MAX = 4
@@ -78,7 +82,8 @@ class Pace:
     def budget(self, *, decoding: bool) -> Budget:
         """What the next step may spend on prefill."""
         known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
-        room_s = self._target_s / self._margin - self._decode_s if decoding else IDLE_S
+        spare_s = self._target_s / self._margin - self._decode_s
+        room_s = max(spare_s, PREFILL_SHARE_MIN * self._decode_s) if decoding else IDLE_S
         return Budget(self, room_s, min(self._tokens_max, known_max))
 
     def learn(self, seconds: float, *, decoded: bool, work: Work) -> None:

@@ -133,3 +133,14 @@ def _with(draw: Draw, limit: ThoughtLimit) -> Draw:
         repetition_penalty=draw.repetition_penalty,
         thoughts=limit,
     )
+
+
+@given(limits, st.lists(st.integers(4, 9), max_size=40))
+def test_what_is_coming_of_a_closing_is_what_is_forced(limit: ThoughtLimit, drawn: list[int]) -> None:
+    answer = closed(limit, drawn)
+    for index in range(len(answer)):
+        guard = ThoughtGuard(limit, answer[:index])
+        coming = guard.coming()
+        rest = answer[index:]
+        assert tuple(rest[: len(coming)]) == coming[: len(rest)]
+        assert bool(coming) == (guard.forced(index) is not None)

@@ -29,8 +29,9 @@ from tests.worker.engine.test_engine_parity import (
     play,
 )
 from tests.worker.rules import RuleGrammar, processor
-from worker.contract import Draw, Grammar, Step, ThoughtLimit
+from worker.contract import Draw, Step, ThoughtLimit
 from worker.engine.engine import BatchEngine
+from worker.guides import Grammar
 
 END = 1989
 """Of the tests' tokenizer, the end of a turn."""
@@ -306,7 +307,7 @@ def tokenizer() -> LLTokenizer:
 
 @dataclass(frozen=True)
 class Schema:
-    """`contract.Grammar` of a JSON schema."""
+    """`guides.Grammar` of a JSON schema."""
 
     schema: str
     opened: list[LLMatcher] = field(default_factory=list, compare=False)
@@ -322,7 +323,7 @@ class Schema:
 
 @dataclass
 class SchemaGuide:
-    """`contract.Guide`. Behind its end anything may follow."""
+    """`guides.Guide`. Behind its end anything may follow."""
 
     matcher: LLMatcher
     is_over: bool = False

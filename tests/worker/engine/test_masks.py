@@ -14,7 +14,8 @@ from tests.worker.engine.test_sampling import VOCABULARY, WAYS, random_logits
 from tests.worker.engine.test_sampling_filters import FILTERS, upstream_logprobs
 from worker.contract import Draw
 from worker.engine.sampling.guiding import Held, Masks
-from worker.engine.sampling.sampler import Row, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True)

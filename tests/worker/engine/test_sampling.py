@@ -12,7 +12,8 @@ import pytest
 from mlx_lm.sample_utils import greedy_sampler
 
 from worker.contract import Draw
-from worker.engine.sampling.sampler import Row, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampler
 
 VOCABULARY = 300
 WAYS = [

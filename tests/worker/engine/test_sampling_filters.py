@@ -14,7 +14,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from worker.contract import Draw
 from worker.engine.sampling.distribution import LEADING_MAX
 from worker.engine.sampling.ranking import leading, normalizer, nucleus
-from worker.engine.sampling.sampler import Row, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampler
 
 VOCABULARY = 700
 FILTERS = [

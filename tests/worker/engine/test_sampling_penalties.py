@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.worker.rules import RuleGrammar, allows
 from worker.contract import Draw, Likelihood
-from worker.engine.sampling.sampler import Row, Sampled, Sampler
+from worker.engine.sampling.row import Row
+from worker.engine.sampling.sampler import Sampled, Sampler
 
 VOCABULARY = 130
 PENALIZED = [

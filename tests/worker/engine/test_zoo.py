@@ -4,12 +4,16 @@ whatever happens around them. `make zoo` plays every family that upstream has.""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.oracle import Oracle
+from tests.worker import zoo
 from tests.worker.zoo import ARCHITECTURES, differences, load
+from worker.engine.ahead import AheadGroup
 from worker.engine.caches import grouping
+from worker.engine.sampling.penalties import is_penalized
 
 ROWS = 9
 FIRST = 0
@@ -88,3 +92,25 @@ def test_rows_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None
 @pytest.mark.parametrize("architecture", DRAFTED)
 def test_rows_that_are_fed_drafts_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
     assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []
+
+
+@pytest.mark.parametrize("architecture", ["dense", "hybrid", "sliding", "gpt_oss"])
+def test_so_do_rows_whose_drafts_are_all_drawn_at_once(
+    architecture: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No draw depends on the tokens before it: there are no grammars and no penalties."""
+    monkeypatch.setattr(zoo, "_grammar", lambda row: None)
+    draws = [draw for draw in zoo._DRAWS if not is_penalized(draw)]
+    monkeypatch.setattr(zoo, "_DRAWS", draws)
+    assert len(draws) > 2
+    drawn = 0
+    at_once = AheadGroup._drawn_at_once
+
+    def counted(group: AheadGroup, *given: Any) -> Any:
+        nonlocal drawn
+        drawn += 1
+        return at_once(group, *given)
+
+    monkeypatch.setattr(AheadGroup, "_drawn_at_once", counted)
+    assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []
+    assert drawn > 20

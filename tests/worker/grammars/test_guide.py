@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from protocol.parts import Form
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
-from worker.contract import Grammar, Guide
 from worker.grammars import body as bodies
 from worker.grammars import guide as guides
 from worker.grammars.body import GuideError
@@ -21,6 +20,7 @@ from worker.grammars.calls import Form as CallForm
 from worker.grammars.forms import grammar_of
 from worker.grammars.guide import CALL, CallGrammar, HeldGrammar
 from worker.grammars.reading import Edges, Markup
+from worker.guides import Grammar, Guide
 from worker.output.channels import CONTENT, REASONING
 
 EDGES: Edges = {

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from worker.contract import Draw, Drawn, Prepared, Step
+from worker.guides import Foreseen
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
 from worker.schedule.odds import PLAIN_LAPS, Costs, Odds
 from worker.schedule.rows import Row
@@ -34,6 +35,15 @@ def measured(*, is_on: bool = True) -> Drafting:
     return drafting
 
 
+def trusting(row: Row) -> Drafting:
+    """The same, and what was looked up for the row has been right."""
+    drafting = measured()
+    drafting.propose([row])
+    for matched in (3, 5, 8, 16):
+        drafting._sources[row.id].odds.learn(matched, 8, 8)
+    return drafting
+
+
 @dataclass
 class Machine:
     """Rows that say what they are to say. A step takes a second, and `column_s` for each column behind the
@@ -41,6 +51,8 @@ class Machine:
 
     drafting: Drafting
     column_s: float
+    between_s: float = 0.0
+    """What a step without drafts takes longer while those before it had some."""
     now: float = 0.0
     widths: list[int] = field(default_factory=list)
 
@@ -51,6 +63,7 @@ class Machine:
             drafts = self.drafting.propose(going)
             self.widths.append(1 + max(map(len, drafts.values()), default=0))
             self.now += 1 + self.column_s * (self.widths[-1] - 1)
+            self.now += self.between_s * any(width > 1 for width in self.widths[-16:])
             said = {row.id: self._said(row, drafts.get(row.id, ()), answers[row.id]) for row in going}
             further = {id: [Drawn(token) for token in tokens[1:]] for id, tokens in said.items()}
             step = Step({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
@@ -113,8 +126,8 @@ def test_endings_that_mislead_end_drafts() -> None:
 
 
 def test_nothing_is_drafted_that_could_not_be_said() -> None:
-    drafting = measured()
     row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], tokens=3)
+    drafting = trusting(row)
     assert drafting.propose([row]) == {"a": (4, 5)}
     row.answered, row.length = [4, 5], row.length + 2
     assert drafting.propose([row]) == {}
@@ -123,13 +136,70 @@ def test_nothing_is_drafted_that_could_not_be_said() -> None:
 def test_a_row_keeps_to_the_memory_that_it_has() -> None:
     row = row_of("a", [*range(30), *range(20)])
     row.roof = row.length + 4
-    assert measured().propose([row]) == {"a": (20, 21, 22)}
+    assert trusting(row).propose([row]) == {"a": (20, 21, 22)}
 
 
 def test_it_is_off_for_all_or_for_who_asks() -> None:
     assert measured(is_on=False).propose([row_of("a", FILE * 2)]) == {}
     assert measured().propose([row_of("a", FILE * 2, speculation=False)]) == {}
-    assert len(measured().propose([row_of("a", FILE * 2 + FILE[:3])])["a"]) <= DRAFTED_MAX
+    row = row_of("a", FILE * 2 + FILE[:3])
+    assert len(trusting(row).propose([row])["a"]) <= DRAFTED_MAX
+
+
+def test_what_is_certain_goes_before_what_was_looked_up() -> None:
+    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3])
+    drafting = trusting(row)
+    assert drafting.propose([row], lambda id, most: Foreseen((8, 9, 10, 11), 4)) == {"a": (8, 9, 10, 11)}
+    assert drafting.propose([row], lambda id, most: Foreseen((8,)))["a"][0] == 4
+    assert drafting.propose([row], lambda id, most: Foreseen())["a"][0] == 4
+
+
+def test_what_is_certain_teaches_nothing_of_what_is_likely() -> None:
+    drafting, row = measured(), row_of("a", [1, 2])
+    for lap in range(40):
+        drafted = drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 1))
+        # The certain one is right, the likely ones never are.
+        further = {"a": [Drawn(0)]} if drafted else {}
+        drafting.learn(Step({"a": 7}, {}, {}, further), 1, 10.0 + lap)
+    assert drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 3))["a"][:2] == (7, 8)
+    assert drafting._sources["a"].held.value < 0.2
+
+
+def test_rows_without_speculation_are_not_asked_how_they_go_on() -> None:
+    def never(id: str, most: int) -> Foreseen:
+        raise AssertionError(id)
+
+    assert measured().propose([row_of("a", FILE * 2, speculation=False)], never) == {}
+    assert measured(is_on=False).propose([row_of("a", FILE * 2)], never) == {}
+
+
+def test_what_was_not_tried_teaches_as_well() -> None:
+    machine, rows = Machine(Drafting(), column_s=4.0), [row_of("right"), row_of("wrong")]
+    misled = [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 999)]
+    machine.play(rows, {"right": FILE, "wrong": misled})
+    assert sum(width > 1 for width in machine.widths) < 10, "too dear"
+    sources = machine.drafting._sources
+    assert sources["right"].odds.of(16) > 0.9
+    assert sources["wrong"].odds.of(16) < 0.4
+
+
+def test_nothing_is_paid_for_what_is_never_right() -> None:
+    machine = Machine(Drafting(), column_s=0.1)
+    misled = [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 999)]
+    row = row_of("a", [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 998, 997)])
+    machine.play([row], {"a": misled})
+    assert machine.drafting.rejected < 20
+
+
+def test_what_is_lost_between_drafts_ends_them_as_well() -> None:
+    dice = random.Random(8)
+    quotes = [FILE[at : at + 8] for at in range(0, 390, 10)]
+    # A quotation now and then, of a length that would pay, and much that is new.
+    answer = [t for quote in quotes for t in (*quote, *(dice.randrange(1000, 9000) for _ in range(12)))]
+    machine = Machine(Drafting(), column_s=0.05, between_s=1.0)
+    machine.play([row_of(str(number)) for number in range(2)], {"0": answer, "1": answer})
+    assert machine.drafting.accepted > 0
+    assert machine.now < 1.06 * len(answer) + 12
 
 
 def test_odds_begin_as_usual_and_become_what_is_seen() -> None:

@@ -21,6 +21,7 @@ from worker.schedule.pace import (
     LATE_SHARE,
     MARGIN_MAX,
     MARGIN_MIN,
+    PREFILL_SHARE_MIN,
     Pace,
     Work,
 )
@@ -210,6 +211,17 @@ def test_what_decoding_takes_is_not_left_for_prefill() -> None:
         assert room_s <= 1.01 * (TARGET_S / MARGIN_MIN - seconds)
 
 
+def test_where_decoding_alone_takes_the_target_prompts_have_a_share_of_the_time() -> None:
+    for decode_s in (TARGET_S, 4 * TARGET_S):
+        pace = Pace(target_s=TARGET_S, tokens_max=2048)
+        for _ in range(40):
+            pace.learn(decode_s, decoded=True, work=Work())
+            work = Work.call(1, pace.budget(decoding=False).cut(10**6, 0), 0)
+            pace.learn(decode_s + 0.001 * work.tokens, decoded=True, work=work)
+        size = pace.budget(decoding=True).cut(10**6, 0)
+        assert 0.4 * PREFILL_SHARE_MIN * decode_s <= 0.001 * size <= 1.1 * PREFILL_SHARE_MIN * decode_s
+
+
 times = st.floats(0, 1000, allow_nan=False)
 seen = st.tuples(times, st.booleans(), st.integers(0, 5), st.integers(1, 5000))
 
@@ -293,7 +305,9 @@ class Streams:
         rows = self.scheduler.count(Phase.DECODE)
         if reads and self._prefilled:
             self.gaps.append(self.now - self._read_at)
-            self.limits.append(max(TARGET_S, 1.2 * (self.speed.decode_s(rows) + self._smallest)))
+            decode_s = self.speed.decode_s(rows)
+            prefill_s = max(self._smallest, PREFILL_SHARE_MIN * decode_s)
+            self.limits.append(max(TARGET_S, 1.2 * (decode_s + prefill_s)))
             self.calm.append(not self._spiked)
             if self._cut:
                 self.busy.append(self.gaps[-1])

@@ -64,3 +64,9 @@ class ThoughtGuard:
         else:
             return None
         return Forced(closing[place]) if place < len(closing) else None
+
+    def coming(self) -> tuple[int, ...]:
+        """What must stand behind the tokens that have been seen, all of them: the rest of a closing."""
+        if self._due == self._count:
+            return self._limit.closing
+        return self._limit.closing[self._count - self._closed_at :] if self._closed_at is not None else ()

@@ -7,10 +7,15 @@ fails its row alone: the row goes free from then on, and `failure` is told in pl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import mlx.core as mx
 import numpy as np
 
-from worker.contract import Guide
+from worker.guides import Foreseen, Guide
+
+Answer = TypeVar("Answer")
 
 _WORD_BITS = 32
 _ALL = 2**_WORD_BITS - 1
@@ -30,16 +35,24 @@ class Held:
 
     def fill(self, mask: np.ndarray) -> bool:
         """As `Guide.fill`, into words. Never raises. In any thread, in one at a time."""
+        return self._asked(lambda guide: guide.fill(mask.data), False)
+
+    def foresee(self, most: int) -> Foreseen:
+        """As `Guide.foresee`. Never raises."""
+        return self._asked(lambda guide: guide.foresee(most), Foreseen())
+
+    def _asked(self, question: Callable[[Guide], Answer], otherwise: Answer) -> Answer:
+        """When it has seen all; `otherwise` of one that has failed."""
         if self.failure is not None:
-            return False
+            return otherwise
         try:
             unseen, self._unseen = self._unseen, []
             for token in unseen:
                 self._guide.saw(token)
-            return self._guide.fill(mask.data)
+            return question(self._guide)
         except Exception as failure:  # the request boundary: its grammar's fault; logged when it is told
             self.failure = failure
-            return False
+            return otherwise
 
 
 class Masks:

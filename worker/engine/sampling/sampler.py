@@ -25,71 +25,20 @@ from worker.engine.sampling.distribution import (
     Distribution,
     Filters,
     filters_of,
-    mixed,
     most_likely,
     uniforms_at,
 )
-from worker.engine.sampling.forcing import Forced, ThoughtGuard
-from worker.engine.sampling.guiding import Held, Masks
+from worker.engine.sampling.guiding import Masks
 from worker.engine.sampling.helpers import Job
-from worker.engine.sampling.penalties import Bias, Counts, Penalties, is_penalized
+from worker.engine.sampling.penalties import Bias, Penalties, is_penalized
 from worker.engine.sampling.report import Report
+from worker.engine.sampling.row import Row
 
 Agree = Callable[[mx.array], mx.array]
 """Of tokens that were drawn, [rows] uint32, those that count: of several processes that draw, one says."""
 
 TEMPERATURE_MIN = 1e-5
 """Below it the most likely token is drawn: dividing by less leaves nothing else, or overflows."""
-
-
-class Row:
-    """What samplers know of one request, from its start to its end."""
-
-    def __init__(self, draw: Draw, tokens: Sequence[int], prompt_tokens: int) -> None:
-        """`tokens`: its prompt, the first `prompt_tokens` of them, and what it has answered already."""
-        self.draw = draw
-        self.seed = mixed(draw.seed)
-        self.counts = Counts(tokens, prompt_tokens) if is_penalized(draw) else None
-        self._prompt_tokens = prompt_tokens
-        self._guard = ThoughtGuard(draw.thoughts, tokens[prompt_tokens:]) if draw.thoughts else None
-        self._held = Held(draw.grammar.open(tokens[prompt_tokens:])) if draw.grammar is not None else None
-
-    @property
-    def failure(self) -> Exception | None:
-        """Why the row's next token could not be held to its grammar."""
-        return self._held.failure if self._held else None
-
-    @property
-    def may_force(self) -> bool:
-        """Whether some token of the row may have to be another than the drawn one, now or later."""
-        return bool(self.draw.forced) or self._guard is not None
-
-    def forced(self, position: int) -> Forced | None:
-        """The token that must stand at a position of the sequence, if there is one.
-
-        All that was drawn up to the position before the last must have been `seen`; the last may have been.
-        """
-        index = position - self._prompt_tokens
-        if index < len(self.draw.forced):
-            return Forced(self.draw.forced[index])
-        return self._guard.forced(index) if self._guard else None
-
-    def ask(self, position: int, masks: Masks, place: int) -> None:
-        """Put what the grammar lets stand at a position into a place of `masks`: anything, if one token must.
-
-        All before it must have been `seen`. Called by any thread, by one at a time.
-        """
-        if self._held is None or self.forced(position) is not None:
-            masks.spare(place)
-        else:
-            masks.ask(place, self._held)
-
-    def saw(self, token: int) -> None:
-        """The next token of the answer has been read."""
-        if self._guard:
-            self._guard.saw(token)
-        if self._held:
-            self._held.saw(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +95,16 @@ class Sampler:
         self._places = mx.argsort(mx.array(order, mx.uint32)) if order != list(range(len(rows))) else None
         self._forced = [index for index, row in enumerate(rows) if row.may_force]
         self._reported = [index for index, row in enumerate(rows) if row.draw.logprobs is not None]
+
+    @property
+    def is_memoryless(self) -> bool:
+        """Whether each row's token depends on its logits and its position alone, on no token before it."""
+        return not self._forced and not any(group.is_guided or group.penalties for group in self._groups)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all rows are."""
+        return not any(group.is_drawn for group in self._groups)
 
     def __call__(self, logits: mx.array, positions: Sequence[int], fed: mx.array | None = None) -> Sampled:
         """Draw from `logits` [rows, vocabulary], at least one row, at `positions` of the sequences.
@@ -249,6 +208,7 @@ class _Group:
         draws = [row.draw for row in chosen]
         self.members = members
         self.is_guided = needs.is_guided
+        self.is_drawn = needs.filters is not None
         self.penalties: Penalties | None = None
         if needs.is_penalized:
             self.penalties = Penalties(draws, [row.counts for row in chosen if row.counts])

@@ -1,0 +1,188 @@
+"""The sides and cases of `bench.drafts`. Imports MLX, so only once the process has the BLAS it is to have."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from bench.models import random_tokens
+from bench.ours import Ours
+from bench.schemas import random_schema
+from bench.timing import Work
+from protocol.conversation import pack
+from protocol.messages import Generate
+from protocol.parts import Form, Sampling
+from worker.contract import Draw, Model, Prepared
+from worker.engine.caches.ahead import AheadBatch
+from worker.engine.caches.batch import Batch
+
+PROMPT_TOKENS = 126
+ANSWER_TOKENS = 192
+EDITED_EVERY = 40
+"""One token of so many is another three in the answer."""
+CONTEXT = 512
+"""Of the rows whose passes are measured."""
+PASSES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests that are all there at once."""
+
+    requests: Sequence[Prepared]
+
+
+class Drafted:
+    """Our loop, with drafts or without."""
+
+    def __init__(self, model: Model, rows: int, is_on: bool) -> None:
+        self._ours = Ours(model, rows, drafting=is_on)
+        self._numbers = count()
+        self._engine = model.engine
+        self._tokens = self._goal = self._passes = 0
+
+    def begin(self, case: Case) -> None:
+        """Submit it; its prompts are read, and each row has said something."""
+        number = next(self._numbers)
+        requests = [replace(each, id=f"{number}-{each.id}") for each in case.requests]
+        self._ours.submit_prepared(requests)
+        self._goal = sum(each.max_tokens for each in requests)
+        self._goal -= self._ours.run(len(requests))
+
+    def run(self) -> int:
+        """The rest of it; how many tokens that was."""
+        before = self._ours.steps
+        done = self._ours.run(self._goal)
+        mx.synchronize()
+        self._passes += self._ours.steps - before
+        self._tokens += done
+        return done
+
+    def tokens_a_pass(self) -> float:
+        """Of all rows together."""
+        return self._tokens / max(1, self._passes)
+
+    def drafted(self) -> tuple[int, int]:
+        """Tokens accepted and rejected."""
+        return self._ours.drafted
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._ours.close()
+
+
+# --- cases ---
+
+
+def case_of(kind: str, folder: Path, model: Model, rows: int) -> Case:
+    """So many requests of one kind."""
+    if kind == "strict":
+        return Case([_strict(model, row) for row in range(rows)])
+    plain = [_plain(row) for row in range(rows)]
+    if kind == "own":
+        return Case(plain)
+    answers = _answered(model, plain)
+    predict = {"rewritten": _edited, "misled": _misleading}[kind]
+    return Case([replace(each, prediction=predict(answers[each.id])) for each in plain])
+
+
+def _plain(row: int) -> Prepared:
+    draw = Draw(seed=row, temperature=1.0)
+    prompt = tuple(random_tokens(PROMPT_TOKENS, row))
+    return Prepared(str(row), prompt, draw, (), ANSWER_TOKENS, frozenset())
+
+
+def _strict(model: Model, row: int) -> Prepared:
+    request = Generate(
+        incarnation="bench",
+        id=str(row),
+        sampling=Sampling(seed=row, temperature=1.0),
+        max_tokens=ANSWER_TOKENS,
+        messages=pack([{"role": "user", "content": f"Make up number {row}."}]),
+        form=Form(kind="json_schema", text=json.dumps(_rows(row)), param="response_format"),
+        ignore_eos=True,
+    )
+    return model.open_preparer(4096).prepare(request, ())
+
+
+def _rows(seed: int) -> dict[str, Any]:
+    return {"type": "array", "minItems": 40, "items": random_schema(seed, depth=1)}
+
+
+def _answered(model: Model, requests: Sequence[Prepared]) -> Mapping[str, Sequence[int]]:
+    """What each says without drafts."""
+    engine, said = model.engine, {each.id: [] for each in requests}
+    for each in requests:
+        engine.prefill({each.id: each.tokens[:-1]})
+        engine.start(each.id, each.tokens, len(each.tokens), each.draw)
+    while min(map(len, said.values())) < ANSWER_TOKENS:
+        for row, token in engine.step().tokens.items():
+            said[row].append(token)
+    for each in requests:
+        engine.drop(each.id)
+    return said
+
+
+def _edited(answer: Sequence[int]) -> tuple[int, ...]:
+    """A file of which this is the rewritten one."""
+    dice = random.Random(len(answer))
+    file: list[int] = []
+    for place, token in enumerate(answer):
+        file += random_tokens(3, dice.randrange(10**6)) if place % EDITED_EVERY == 20 else [token]
+    return tuple(file)
+
+
+def _misleading(answer: Sequence[int]) -> tuple[int, ...]:
+    """Each three tokens of it, with what does not follow them."""
+    text: list[int] = []
+    for end in range(3, len(answer)):
+        text += [*answer[end - 3 : end], *((token + 1) % 1900 for token in answer[end : end + 4])]
+    return tuple(text)
+
+
+# --- passes ---
+
+
+class Passes:
+    """Forward passes of rows that are fed several tokens each, all of which are kept."""
+
+    def __init__(self, model: Model) -> None:
+        self._network = model.engine._model  # type: ignore[attr-defined]
+
+    def feeding(self, rows: int, width: int) -> Callable[[], Work]:
+        """Passes that feed each of so many rows so many tokens; 0: one, in the layout of plain steps."""
+        own = make_prompt_cache(self._network)
+        self._network(mx.array([random_tokens(CONTEXT, 1)]), cache=own)
+        mx.eval([cache.state for cache in own])
+        fresh = make_prompt_cache(self._network)
+        batch: Any = AheadBatch(fresh) if width else Batch(fresh)
+        if width:
+            batch.reseat(range(rows), [own] * rows, [CONTEXT] * rows)
+        else:
+            batch.reseat([], [own] * rows, [CONTEXT] * rows)
+        return partial(self._passes, batch, rows, width)
+
+    def _passes(self, batch: Any, rows: int, width: int) -> Work:
+        tokens = mx.array([random_tokens(max(1, width), 2)] * rows)
+        began = time.process_time()
+        for _ in range(PASSES):
+            if width:
+                batch.begin([width] * rows)
+            logits = self._network(tokens, cache=batch.caches)
+            if width:
+                mx.eval(logits, batch.finish())
+                batch.settle([1] * rows)
+            else:
+                batch.advance()
+                mx.eval(logits, batch.state)
+        return Work(PASSES, time.process_time() - began)

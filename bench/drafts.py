@@ -1,0 +1,139 @@
+"""What drafts bring, and what they cost where they bring nothing: tokens/s with them over without.
+
+    python -m bench.drafts [--models dense,hybrid] [--batches 1,4,16] [--rounds 5] [--cases …] [--columns]
+
+A model with random weights copies nothing, so what it is going to say is found out first, drawn with seeds,
+and put where an agent's file would be. `rewritten`: the answer repeats it, but for an edit every so many
+tokens, as an agent rewrites a file of its prompt. `own`: the answer is in no way like its prompt. `misled`:
+whatever three tokens end it, something else followed them before. `strict`: the answer is held to a JSON
+schema. `--columns`: what a forward pass of so many tokens a row takes in terms of one.
+
+Each case twice: by the clock on the wall, and by the processor time of the process, which says more on a
+machine where others are at work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bench.timing import Work, alternate, compare, median_rate, print_table
+from worker.preload import preload_openblas
+
+if TYPE_CHECKING:
+    from bench.drafted import Case, Drafted
+
+CASES = ("rewritten", "own", "misled", "strict")
+COLUMNS = (1, 2, 4, 8, 16)
+LEGEND = (
+    "Tokens/s without drafts and with, the median of {rounds} rounds; with over without, the median of the "
+    "rounds' own (smallest-largest), by the wall and by processor time; tokens a pass; drafted tokens that "
+    "were right, of all."
+)
+
+
+class Watch:
+    """A side's work, by two clocks at once."""
+
+    def __init__(self, side: Drafted, case: Case) -> None:
+        self.side = side
+        self.by_processor: list[Work] = []
+        self._case = case
+
+    def measure(self) -> Work:
+        """One round, its prompts read beforehand."""
+        self.side.begin(self._case)
+        wall, own = time.perf_counter(), time.process_time()
+        done = self.side.run()
+        own, wall = time.process_time() - own, time.perf_counter() - wall
+        self.by_processor.append(Work(done, own))
+        return Work(done, wall)
+
+
+def compared(name: str, make: Callable[[bool], Drafted], case: Case, rounds: int) -> list[str]:
+    """A row of the table."""
+    with ExitStack() as stack:
+        off, on = (Watch(stack.enter_context(closing(make(is_on))), case) for is_on in (False, True))
+        done = alternate({"off": off.measure, "on": on.measure}, rounds)
+        wall = compare(done["on"], done["off"])
+        own = compare(on.by_processor[1:], off.by_processor[1:])
+        accepted, rejected = on.side.drafted()
+        return [
+            name,
+            *(f"{median_rate(done[side]):,.0f}" for side in ("off", "on")),
+            str(wall),
+            str(own),
+            f"{on.side.tokens_a_pass():.2f}",
+            f"{accepted}/{accepted + rejected}",
+        ]
+
+
+def run(models: Sequence[str], batches: Sequence[int], rounds: int, cases: Sequence[str]) -> None:
+    from bench.drafted import Drafted, case_of
+    from bench.models import bench_folder
+    from bench.ours import load
+
+    for model_name in models:
+        folder = bench_folder(model_name)
+        model = load(folder)
+        rows = []
+        for kind in cases:
+            for batch in batches:
+                case = case_of(kind, folder, model, batch)
+                name = f"{kind}, {batch} rows"
+                rows.append(compared(name, partial(Drafted, model, batch), case, rounds))
+                print(*rows[-1], file=sys.stderr, flush=True)
+        columns = ("", "off", "auto", "by the wall", "by processor time", "tokens a pass", "right")
+        print_table(f"Drafts, {model_name}", columns, rows, LEGEND.format(rounds=rounds))
+
+
+def show_columns(models: Sequence[str], batches: Sequence[int], rounds: int) -> None:
+    """What wider passes cost."""
+    from bench.drafted import Passes
+    from bench.models import bench_folder
+    from bench.ours import load
+
+    for name in models:
+        passes = Passes(load(bench_folder(name)))
+        rows = [[f"{batch} rows", *_ratios(passes, batch, rounds)] for batch in batches]
+        legend = (
+            "Seconds of the processor of a pass in which each row is fed so many tokens, over a plain one."
+        )
+        print_table(f"Columns, {name}", ("", *map(str, COLUMNS)), rows, legend)
+
+
+def _ratios(passes: object, batch: int, rounds: int) -> Iterator[str]:
+    from bench.drafted import Passes
+
+    assert isinstance(passes, Passes)
+    sides = {width: passes.feeding(batch, width) for width in (0, *COLUMNS)}
+    done = alternate({str(width): side for width, side in sides.items()}, rounds)
+    for width in COLUMNS:
+        yield f"{1 / compare(done[str(width)], done['0']).median:.2f}"
+
+
+def main() -> None:
+    preload_openblas(sys.argv)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default="dense,hybrid", help="of dense, hybrid")
+    parser.add_argument("--batches", default="1,4,16", help="rows that decode together")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--columns", action="store_true", help="what wider passes cost, and nothing else")
+    options = parser.parse_args()
+    random.seed(0)
+    models, batches = options.models.split(","), [int(rows) for rows in options.batches.split(",")]
+    if options.columns:
+        show_columns(models, batches, options.rounds)
+    else:
+        run(models, batches, options.rounds, options.cases.split(","))
+
+
+if __name__ == "__main__":
+    main()

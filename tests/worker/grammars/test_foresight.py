@@ -1,0 +1,156 @@
+"""What is foreseen of an answer may come, and what is certain of it is all that may."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.parts import Form
+from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
+from tests.worker.grammars.schemas import Schema, schemas
+from worker.grammars import body, foresight
+from worker.grammars.calls import Calls, Tool
+from worker.grammars.calls import Form as CallForm
+from worker.grammars.compiler import GrammarError
+from worker.grammars.foresight import Spacing
+from worker.grammars.forms import FormError, grammar_of
+from worker.grammars.guide import CALL, CallGrammar, HeldGrammar
+from worker.grammars.reading import Markup
+from worker.guides import Foreseen, Guide
+from worker.output.channels import CONTENT, REASONING
+
+OBJECT: Schema = {
+    "type": "object",
+    "properties": {"temperature": {"type": "integer"}, "is_raining": {"const": True}},
+    "required": ["temperature", "is_raining"],
+    "additionalProperties": False,
+}
+
+
+def held(words: Words, schema: Schema) -> HeldGrammar:
+    return words.grammar(grammar_of(Form(kind="json_schema", text=json.dumps(schema))))
+
+
+def text_ahead(words: Words, guide: Guide) -> str:
+    return words.text(guide.foresee(40).tokens)
+
+
+def check_ahead(words: Words, guide: Guide) -> int:
+    """All that is foreseen may come, and what is certain is the single token; how many were foreseen."""
+    foreseen, mask = guide.foresee(12), Mask(words.lexicon.width)
+    before = mask.of(guide)
+    assert len(foreseen.tokens) <= 12
+    assert foreseen.certain <= len(foreseen.tokens)
+    assert guide.foresee(12) == foreseen, "asking changes nothing"
+    assert mask.of(guide) == before
+    for place, token in enumerate(foreseen.tokens):
+        allowed = mask.allowed(guide)
+        assert allowed is not None
+        assert token in allowed
+        if place < foreseen.certain:
+            assert allowed.tolist() == [token]
+        elif place == foreseen.certain:
+            assert allowed.size > 1
+        guide.saw(token)
+    return len(foreseen.tokens)
+
+
+@given(schema=schemas(), seed=st.integers(0, 10), is_wide=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_what_is_foreseen_may_come_and_what_is_certain_is_all_that_may(
+    schema: Schema, seed: int, is_wide: bool
+) -> None:
+    words = wide() if is_wide else small()
+    try:
+        grammar = held(words, schema)
+    except (FormError, GrammarError):
+        return
+    tokens, _ = draw(words, grammar, seed, limit=60)
+    for end in range(0, len(tokens), 5):
+        check_ahead(words, grammar.open(tokens[:end]))
+
+
+def test_names_follow_and_what_stands_between_them() -> None:
+    words = small()
+    guide = held(words, OBJECT).open(())
+    assert text_ahead(words, guide) == '{"temperature": '
+    assert check_ahead(words, held(words, OBJECT).open(words.spell_out('{"temperature": 21, "i'))) > 3
+
+
+def test_the_end_is_foreseen() -> None:
+    words = small()
+    foreseen = held(words, OBJECT).open(words.spell_out('{"temperature": 21, "is_raining": t')).foresee(9)
+    assert words.text(foreseen.tokens) == "rue}"
+    assert foreseen.tokens[-1] in words.ends
+
+
+def test_an_answer_is_laid_out_as_it_began() -> None:
+    words = small()
+    guide = held(words, OBJECT).open(words.spell_out('{\n  "temperature":21'))
+    for token in words.spell_out(","):
+        guide.saw(token)
+    assert text_ahead(words, guide) == ' "is_raining":true}'
+
+
+def test_white_space_is_that_behind_the_same_mark() -> None:
+    spacing = Spacing()
+    spacing.saw(b"{")
+    assert spacing.expected() == b""
+    spacing.saw(b'\n  "a":')
+    assert spacing.expected() == b" "
+    spacing.saw(b"1,\n ")
+    assert spacing.expected() == b""
+    spacing.saw(b' "b":')
+    assert spacing.expected() == b""
+    spacing.saw(b"2,\n ")
+    assert spacing.expected() == b" "
+    assert spacing.copy().expected() == b" "
+
+
+def test_nothing_is_foreseen_of_thoughts_and_free_text() -> None:
+    words = small()
+    body = words.compiler.compile(grammar_of(Form(kind="json_schema", text=json.dumps(OBJECT))))
+    edges = {REASONING: [("</think>", CONTENT)], CONTENT: [("<tool_call>", CALL)]}
+    guide = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon), REASONING).open(())
+    assert guide.foresee(9) == Foreseen()
+    guide.saw(words.lexicon.names["</think>"])
+    assert words.text(guide.foresee(1).tokens) == '{"'
+    assert guide.foresee(9).certain == 0, "white space may stand before it"
+
+
+def test_the_name_in_a_call_is_foreseen() -> None:
+    words = small()
+    form = CallForm(None, names=words.lexicon.names)
+    call = words.compiler.compile(Calls(form, [Tool("look_around", OBJECT)]).behind(single=False))
+    guide = CallGrammar(call, Markup({CONTENT: [("<tool_call>", CALL)]}, words.lexicon)).open(())
+    assert guide.foresee(9) == Foreseen()
+    guide.saw(words.lexicon.names["<tool_call>"])
+    assert "look_around" in text_ahead(words, guide)
+
+
+def test_whoever_takes_long_to_be_foreseen_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = small()
+    guide = held(words, OBJECT).open(())
+    monkeypatch.setattr(body, "FORESEE_S_MAX", -1.0)
+    assert guide.foresee(9).tokens
+    assert guide.foresee(9) == Foreseen()
+    monkeypatch.setattr(foresight, "FORESEE_S_MAX", -1.0)
+    assert held(words, OBJECT).open(()).foresee(9) == Foreseen()
+
+
+def test_answers_of_what_is_foreseen_alone_are_whole() -> None:
+    words, rng = wide(), random.Random(2)
+    schema: Schema = {"type": "array", "minItems": 2, "maxItems": 2, "items": OBJECT}
+    guide, tokens = held(words, schema).open(()), []
+    while not (tokens and tokens[-1] in words.ends):
+        allowed = Mask(words.lexicon.width).allowed(guide)
+        assert allowed is not None
+        foreseen = guide.foresee(9).tokens or (rng.choice(allowed.tolist()),)
+        for token in foreseen:
+            guide.saw(token)
+        tokens += foreseen
+    assert [*json.loads(words.text(tokens))[1]] == ["temperature", "is_raining"]
