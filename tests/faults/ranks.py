@@ -164,9 +164,10 @@ class Siege:
             wait_until_flowing(clients)
         if phase == "load":
             members[0].kill()
-            members = [*self._loading(), *members]
+            members = [*self._loading(members), *members]
         began = time.monotonic()
-        members[rank].send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):  # its set has met its end without us
+            members[rank].send_signal(number)
         if phase == "idle":
             eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
             clients = self._asked_when_ready(questions)
@@ -176,9 +177,10 @@ class Siege:
         self.outcome.took_s.setdefault(what, []).append(time.monotonic() - began)
         self._judge(what, questions, clients, members)
 
-    def _loading(self) -> list[psutil.Process]:
+    def _loading(self, before: Sequence[psutil.Process]) -> list[psutil.Process]:
         """A set on its way, at some point of it."""
         eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
+        psutil.wait_procs(before, timeout=GONE_S_MAX)
         members = self._served.whole()
         # One that is stopped before the gateway knows it is missed by nobody, as any worker would be.
         eventually(lambda: self._served.knows(members[0].pid), within_s=GONE_S_MAX, what="connected")
