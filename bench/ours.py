@@ -9,10 +9,12 @@ from pathlib import Path
 
 from bench.sides import Ask
 from protocol.messages import Events, Failed, Finished, Message
+from protocol.workersettings import WorkerSettings
 from worker.contract import Model, Prepared
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.drafting import Drafting
+from worker.schedule.following import Following
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Policy, Scheduler
@@ -21,9 +23,14 @@ BYTES_MAX = 2**40
 """More than any case takes: bytes are accounted for, as in a worker, and never run out."""
 
 
-def load(folder: Path) -> Model:
-    """The model in `folder` as a worker loads and warms it."""
-    return ModelLoader(str(folder)).load(lambda done, total: None)
+def load(folder: Path, draft: Path | None = None) -> Model:
+    """The model in `folder` as a worker loads and warms it, and its draft model."""
+    return ModelLoader(str(folder), draft_model=str(draft) if draft else None).load(lambda done, total: None)
+
+
+def _following(model: Model) -> Following | None:
+    drafter = model.engine.drafter
+    return Following(drafter, WorkerSettings().inter_token_target_s) if drafter else None
 
 
 class Ours:
@@ -38,7 +45,7 @@ class Ours:
             ),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
-            drafting=Drafting(is_on=drafting),
+            drafting=Drafting(is_on=drafting, following=_following(model)),
         )
         self._behind: deque[Prepared] = deque()
         self._submitted = 0

@@ -225,11 +225,17 @@ class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uptime_s: Seconds = 0.0
 
 
-class DraftStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of the tokens that a worker has drafted since its start, how many were right and how many were not."""
+class DraftTally(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of tokens that were drafted, how many were right and how many were not."""
 
     accepted: Count = 0
     rejected: Count = 0
+
+
+class DraftStatus(DraftTally, frozen=True, kw_only=True, omit_defaults=True):
+    """Of all that a worker has drafted since its start; `sources`: of each that made drafts."""
+
+    sources: dict[str, DraftTally] = {}
 
 
 class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):

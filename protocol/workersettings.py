@@ -68,9 +68,16 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         float, Meta(ge=0, lt=1, description="the share of memory that weights and caches leave free")
     ] = 0.1
     speculation: Annotated[
-        Literal["auto", "off"],
-        Meta(description="auto: what answers may say next is drafted, where that is quicker; off: never"),
-    ] = "off"
+        Literal["auto", "off"] | None,
+        Meta(
+            description="auto: what answers may say next is drafted, where that is quicker; off: never; none:"
+            " auto with a draft model, else off"
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
+    ] = None
     prefix_cache_ram: Annotated[
         Size | None,
         Meta(description="memory for prefixes, to be reused; 0: no reuse; none: a part of what is left"),

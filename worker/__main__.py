@@ -67,6 +67,8 @@ def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
         memory_budget=configured.memory_budget,
         task=configured.task,
         text_only=configured.text_only,
+        draft_model=configured.draft_model,
+        uses_heads=configured.speculation == "auto",
         trials=cache_folder(os.environ, sys.platform) / "trials",
         laps=laps,
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from protocol.messages import Generate
 from protocol.parts import CallDelta, Capabilities
+from worker.drafts import NO_DRAFTS, Drafter
 from worker.guides import Foreseen, Grammar
 from worker.pictures import Blob, Picture
 from worker.texts import Encoder, TextsPreparer
@@ -218,9 +219,6 @@ class Step:
     further: Mapping[str, Sequence[Drawn]] = field(default_factory=dict)
 
 
-NO_DRAFTS: Mapping[str, Sequence[int]] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A copy of a part of a row's caches. `payload` is the engine's own. Of a run of positions, `whole_from`:
@@ -258,6 +256,8 @@ class Engine(Protocol):
 
     shape: Shape | None
     """What must have been stored of a row to make it again; None where that cannot be done."""
+    drafter: Drafter | None
+    """Guesses what rows say next; who is dropped here is dropped there. None: there is none."""
 
     def look(self, picture: Picture) -> int:
         """Encode an image, wherever it stands; return the bytes that are kept of it. Returns when it is

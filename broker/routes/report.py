@@ -19,7 +19,7 @@ from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.tally import Tally
 from broker.routes import progress
 from broker.routes.progress import Moment
-from protocol.parts import PrefixStatus, Resources, RowStatus
+from protocol.parts import DraftStatus, PrefixStatus, Resources, RowStatus
 
 TOP_PREFIXES_MAX = 16
 
@@ -134,9 +134,14 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str,
         "stands_in": worker.stands_in,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
-        "drafts": asdict(beat.drafts) if beat and beat.drafts else None,
+        "drafts": _drafts(beat.drafts) if beat and beat.drafts else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
+
+
+def _drafts(drafts: DraftStatus) -> dict[str, Any]:
+    sources = {name: asdict(tally) for name, tally in drafts.sources.items()}
+    return asdict(drafts) | {"sources": sources}
 
 
 def _rounded(speed: float | None) -> float | None:

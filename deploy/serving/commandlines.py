@@ -59,6 +59,7 @@ WORKER_FLAGS = (
     "prefix_cache_dir",
     "image_cache",
     "speculation",
+    "draft_model",
     "drain_timeout_s",
     "curve_keys",
     "log_format",

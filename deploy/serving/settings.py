@@ -173,7 +173,14 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     speculation: Annotated[
         Literal["auto", "off"] | None,
-        Meta(description="draft what answers may say next, where that is quicker: auto or off (default)"),
+        Meta(
+            description="draft what answers may say next, where that is quicker: auto or off (default: off;"
+            " auto with a draft model)"
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
     ] = None
     image_cache: Annotated[
         Size | None,

@@ -34,9 +34,15 @@ def weight_bytes(model: str | None) -> int | None:
         return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
 
 
+def weights_of(model: ServedModel) -> int | None:
+    """What a worker of the model loads, its own draft model included; None as `weight_bytes`."""
+    own, draft = weight_bytes(model.model), model.settings.get("draft_model")
+    return own if own is None or not draft else own + (weight_bytes(str(draft)) or 0)
+
+
 def all_weight_bytes(model: ServedModel) -> int | None:
     """Of all of its workers together, each of which has its own."""
-    one = weight_bytes(model.model)
+    one = weights_of(model)
     return None if one is None else one * model.replicas
 
 

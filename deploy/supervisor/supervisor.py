@@ -42,7 +42,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.falls import Falls
 from deploy.supervisor.gatewayline import GatewayLine
 from deploy.supervisor.lifecycle import Lifecycle
-from deploy.supervisor.memory import all_weight_bytes, weight_bytes
+from deploy.supervisor.memory import all_weight_bytes, weight_bytes, weights_of
 from deploy.supervisor.models import first_loaded
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Order, Reloading, Reloads
@@ -227,7 +227,7 @@ class Supervisor:
         """At least its weights, where it runs: those in a GPU's own memory are in no process's."""
         model = self._reloads.programs[child].model
         runs = self._lifecycle.stage(child) != "parked"
-        weights = weight_bytes(model.model) if runs and model is not None else None
+        weights = weights_of(model) if runs and model is not None else None
         return max(self._memory_bytes(child), weights or 0)
 
     def _reloaded(self, decision: Reloaded) -> None:

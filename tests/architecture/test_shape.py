@@ -25,6 +25,7 @@ UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 # The only places that may catch everything: a thread's or process's loop, and the boundary of one request.
 BOUNDARIES = {
     "broker/line/link.py",
+    "worker/schedule/drafting.py",
     "worker/schedule/encoding.py",
     "worker/schedule/failures.py",
     "worker/schedule/loop.py",

@@ -52,4 +52,4 @@ def test_status_tells_what_came_of_them(system: System) -> None:
         return drafts
 
     drafts = eventually(told, within_s=10, what="the worker has said something of itself")
-    assert set(drafts or ()) == {"accepted", "rejected"}
+    assert set(drafts or ()) == {"accepted", "rejected", "sources"}

@@ -18,6 +18,7 @@ _SOURCES = (
     "eyes_configs.py",
     "families.py",
     "family_sizes.py",
+    "heads.py",
     "make.py",
     "tokenizer.py",
     "weights.py",

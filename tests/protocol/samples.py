@@ -44,6 +44,7 @@ from protocol.parts import (
     Capabilities,
     Delta,
     DraftStatus,
+    DraftTally,
     Form,
     ImageStatus,
     Likelihood,
@@ -227,7 +228,9 @@ FULL: list[Message] = [
             uptime_s=86400.5,
         ),
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
-        drafts=DraftStatus(accepted=2**40, rejected=2**20),
+        drafts=DraftStatus(
+            accepted=2**40, rejected=2**20, sources={"lookup": DraftTally(accepted=2**40, rejected=2**20)}
+        ),
     ),
     Accepted(
         incarnation=WORKER,
@@ -915,6 +918,54 @@ BEFORE_DRAFTS: list[Message] = [
 ]
 """As `FULL` before tokens were drafted."""
 
+BEFORE_SOURCES: list[Message] = [
+    Heartbeat(
+        incarnation=WORKER,
+        running=3,
+        waiting=70000,
+        steps=2**40,
+        cache_bytes=2**36,
+        rows=[
+            RowStatus(
+                id="chatcmpl-1",
+                phase="decode",
+                prompt_tokens=300,
+                prefilled=300,
+                answered=12,
+                seconds=2.5,
+                first_token_s=0.25,
+                reuse=REUSE,
+                preemptions=2,
+            ),
+            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+        ],
+        prefix=PrefixStatus(
+            ram_bytes=2**32,
+            ram_limit=2**33,
+            disk_bytes=2**34,
+            disk_limit=2**35,
+            blocks=90,
+            snapshots=7,
+            lookups=1000,
+            hits=960,
+            prompt_tokens=2**33,
+            reused_tokens=2**32,
+            misses={"diverged": 30, "evicted": 10},
+            top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+        ),
+        resources=Resources(
+            resident_bytes=2**34,
+            device_bytes=2**35,
+            device_peak_bytes=2**36,
+            device_spare_bytes=2**30,
+            uptime_s=86400.5,
+        ),
+        images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
+        drafts=DraftStatus(accepted=2**40, rejected=2**20),
+    ),
+]
+"""As `FULL` before workers told of drafts by who made them."""
+
 BEFORE_REPLICAS: list[Message] = [
     Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
     Ready(
@@ -998,6 +1049,7 @@ KINDS = {
     "before_images": BEFORE_IMAGES,
     "before_resources": BEFORE_RESOURCES,
     "before_drafts": BEFORE_DRAFTS,
+    "before_sources": BEFORE_SOURCES,
     "before_laps": BEFORE_LAPS,
     "before_replicas": BEFORE_REPLICAS,
     "before_plans": BEFORE_PLANS,

@@ -11,7 +11,6 @@ from typing import Any
 from protocol.messages import Events, Failed, Finished, Message
 from protocol.parts import Capabilities, Delta
 from worker.contract import (
-    NO_DRAFTS,
     NO_TARGETS,
     Cut,
     Draw,
@@ -27,6 +26,7 @@ from worker.contract import (
     Step,
     Targets,
 )
+from worker.drafts import NO_DRAFTS, Drafter
 from worker.guides import Foreseen
 from worker.pictures import MEDIA_KEYS, Blob, Picture
 from worker.prefixes.index import PrefixIndex
@@ -85,6 +85,7 @@ class ScriptedEngine:
     takes: Callable[[str, int], None] = lambda kind, size: None
     """Lets time pass for a step with so many rows, or a prefill of so many tokens."""
     shape: Shape | None = None
+    drafter: Drafter | None = None
     restored: dict[str, int] = field(default_factory=dict)
     """How many tokens each row was last restored with."""
     scored: dict[str, list[int]] = field(default_factory=dict)

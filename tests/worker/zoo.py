@@ -13,7 +13,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle, open_whole
 from tests.worker.borders import distance
+from tests.worker.guesses import guessed
 from tests.worker.rules import RuleGrammar, allows
 from worker.contract import Cut, Draw, Engine, Model, Piece, Shape
 from worker.preload import preload_openblas
@@ -104,7 +105,8 @@ class Life:
     """Plays jobs on an engine, in an order that `rng` draws, and holds the engine to its contract.
 
     A row is `waiting`, or partly `prefilled` (how many of its tokens are), or `started`. `fed` are the rows
-    that the last step has fed: those that the next one must return a token of.
+    that the last step has fed: those that the next one must return a token of, but for those `ahead`, which
+    have no pass under way.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Life:
         self._prefilled: dict[str, int] = {}
         self._started: set[str] = set()
         self._fed: set[str] = set()
+        self._ahead: Set[str] = frozenset()
         self._kept: list[Kept] = []
         self.seen: set[str] = set()
         """Which of `DISTURBANCES` have come about."""
@@ -229,8 +232,9 @@ class Life:
 
     def _step(self) -> None:
         step = self._engine.step(self._drafts())
-        assert step.tokens.keys() >= self._fed if self._expected else step.tokens.keys() == self._fed
-        self._fed = set(self._started)
+        owed = self._fed - self._ahead
+        assert step.tokens.keys() >= owed if self._expected else step.tokens.keys() == owed
+        self._fed, self._ahead = set(self._started), step.further.keys()
         for name, token in step.tokens.items():
             self.answers[name] += [token, *(drawn.token for drawn in step.further.get(name, ()))]
             if len(self.answers[name]) >= self._jobs[name].tokens:
@@ -242,6 +246,9 @@ class Life:
         drafts: dict[str, list[int]] = {}
         if self._expected is None or self._rng.random() < 0.3:
             return drafts
+        if self._engine.drafter is not None:
+            rows = {name: self._tokens(name) for name in sorted(self._started)}
+            return guessed(self._engine.drafter, rows, self._rng, _VOCABULARY)
         for name in sorted(self._started):
             if self._rng.random() < 0.4:
                 continue
@@ -293,11 +300,16 @@ def _draw(rng: random.Random) -> Draw:
     return replace(rng.choice(_DRAWS), seed=rng.getrandbits(63))
 
 
-def load(architecture: str) -> Model:
-    """Its tiny model, by the worker's own loader."""
+def load(architecture: str, draft: str | None = None, *, uses_heads: bool = False) -> Model:
+    """Its tiny model, by the worker's own loader, with that of another one as its draft model."""
     from worker.models.load import ModelLoader
 
-    return ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
+    loader = ModelLoader(
+        str(model_folder(architecture)),
+        draft_model=str(model_folder(draft)) if draft else None,
+        uses_heads=uses_heads,
+    )
+    return loader.load(lambda done, total: None)
 
 
 @dataclass(frozen=True)

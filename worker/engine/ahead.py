@@ -25,6 +25,7 @@ from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.ragged import FED_MAX
 from worker.engine.group import Company, Member, shifts_of
+from worker.engine.hearing import Ear
 from worker.engine.sampling.helpers import Helpers
 from worker.engine.sampling.sampler import Agree, Sampler
 
@@ -45,14 +46,18 @@ class Said:
 class AheadGroup(Company):
     """Rows that decode in one forward pass, drafts and all."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], agree: Agree | None = None) -> None:
-        """`fresh` makes empty caches of a single row. `agree`: see `Sampler`."""
+    def __init__(
+        self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear, agree: Agree | None = None
+    ) -> None:
+        """`fresh` makes empty caches of a single row. `ear`: is told of what stays in the caches.
+        `agree`: see `Sampler`."""
         self._agree = agree
         self.members: list[Member] = []
         self.quiet = 0
         """Steps since drafts were made for any row."""
         self._model = model
         self._fresh = fresh
+        self._ear = ear
         self._batch = AheadBatch(fresh())
         self._backlogs: list[list[int]] = []
         self._sampler: Sampler | None = None
@@ -173,6 +178,7 @@ class AheadGroup(Company):
         kept = [
             len(backlog) + max(0, len(new) - 1) for backlog, new in zip(self._backlogs, news, strict=True)
         ]
+        self._ear.hear([member.name for member in self.members], kept, self._batch.lengths)
         taken = self._batch.settle(kept)
         self._backlogs = [
             [*backlog, *new][count:] for backlog, new, count in zip(self._backlogs, news, taken, strict=True)
@@ -238,12 +244,15 @@ def _token(member: Member) -> int:
 class Ahead:
     """All rows of an engine that are fed drafts, in groups of like length."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], agree: Agree | None = None) -> None:
-        """`fresh` makes empty caches of a single row. `agree`: see `Sampler`."""
+    def __init__(
+        self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear, agree: Agree | None = None
+    ) -> None:
+        """See `AheadGroup`. `agree`: see `Sampler`."""
         self._agree = agree
         self.groups: list[AheadGroup] = []
         self._model = model
         self._fresh = fresh
+        self._ear = ear
 
     def board(self, members: list[Member]) -> None:
         """Rows whose draws have all been read are fed drafts from now on."""
@@ -252,7 +261,7 @@ class Ahead:
             if grouping.ratio([[*lengths, *(m.length for m in group.living)]]) <= grouping.RATIO_MAX:
                 break
         else:
-            group = AheadGroup(self._model, self._fresh, self._agree)
+            group = AheadGroup(self._model, self._fresh, self._ear, self._agree)
             self.groups.append(group)
         group.reseat(members, self._fresh)
 

@@ -24,7 +24,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Step, Targets
+from worker.drafts import NO_DRAFTS, Drafter
 from worker.engine.ahead import Ahead, AheadGroup
 from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
@@ -32,7 +33,8 @@ from worker.engine.caches.cost import row_cost
 from worker.engine.caches.prefill import prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.group import Group, Member
-from worker.engine.sampling.helpers import Helpers
+from worker.engine.hearing import Deaf, Ear
+from worker.engine.sampling.helpers import Helpers, Job
 from worker.engine.sampling.row import Row
 from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
@@ -57,10 +59,16 @@ class BatchEngine:
     """`contract.Engine` on MLX."""
 
     def __init__(
-        self, model: nn.Module, abilities: Abilities | None = None, agree: Agree | None = None
+        self,
+        model: nn.Module,
+        abilities: Abilities | None = None,
+        drafter: Drafter | None = None,
+        ear: Ear | None = None,
+        agree: Agree | None = None,
     ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
-        `abilities`: what its rows can do; None: that is tried, on the model as it is. `agree`: see
+        `abilities`: what its rows can do; None: that is tried, on the model as it is. `drafter`: shares the
+        memory for caches. `ear`: the drafter's, if it guesses by what the model thinks. `agree`: see
         `Sampler`."""
         self._model = model
         self._fresh = partial(make_prompt_cache, model)
@@ -69,12 +77,14 @@ class BatchEngine:
         self.abilities = abilities or find_abilities(Stage(model))
         self.is_batchable, self._can_pad = self.abilities.together, self.abilities.padded
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
+        self.drafter = drafter
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
-        self._ahead = Ahead(model, self._fresh, agree)
+        self._ear = ear or Deaf()
+        self._ahead = Ahead(model, self._fresh, self._ear, agree)
         self._new_group = partial(Group, agree)
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
@@ -106,12 +116,15 @@ class BatchEngine:
         plain = {row: tokens for row, tokens in silent.items() if not self._sight.has(row)}
         for row in silent.keys() - plain.keys():
             self._sight.prefill(row, len(silent[row]), self._prefilling.setdefault(row, self._fresh()))
+            self._ear.skip(row, len(silent[row]))
         if self._can_pad and len(plain) > 1 and not self._prefilling.keys() & plain.keys():
             self._prefilling |= prefill_together(self._model, plain)
+            self._ear.hear(list(plain), [len(tokens) for tokens in plain.values()])
         else:
             for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
                 self._model(mx.array([list(tokens)], mx.uint32), cache=caches)
+                self._ear.hear([row], [len(tokens)])
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
         self._advance(max(map(len, chunks.values())))
@@ -120,6 +133,7 @@ class BatchEngine:
     def _prefill_scored(self, row: str, tokens: Sequence[int], asked: Targets) -> list[Likelihood]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
         caches = self._prefilling.setdefault(row, self._fresh())
+        self._ear.skip(row, len(tokens))
         return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
     def fork(self, row: str, copy: str) -> None:
@@ -127,6 +141,7 @@ class BatchEngine:
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
         self._sight.copy(row, copy)
+        self._ear.copy(row, copy)
 
     def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
         """See `contract.Engine`."""
@@ -163,7 +178,9 @@ class BatchEngine:
         stored.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
         self._prefilling[row] = caches
-        self._sight.skip(row, sum(piece.count for piece in pieces))
+        count = sum(piece.count for piece in pieces)
+        self._sight.skip(row, count)
+        self._ear.skip(row, count)
 
     def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
         """See `contract.Engine`."""
@@ -184,7 +201,7 @@ class BatchEngine:
         drafts = drafts if self.abilities.ahead else NO_DRAFTS
         turning = [group for group in self._groups if any(m.name in drafts for m in group.members)]
         self._groups = [group for group in self._groups if group not in turning]
-        questions = [question for group in self._groups for question in group.dispatch(self._model)]
+        questions = [question for group in self._groups for question in self._dispatched(group)]
         step = self._read(unread)
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
@@ -192,6 +209,12 @@ class BatchEngine:
             self._ahead.board(group.detach(self._fresh))
         self._advance(1)
         return self._ahead.run(step, drafts, self._helpers)
+
+    def _dispatched(self, group: Group) -> Sequence[Job]:
+        questions = group.dispatch(self._model)
+        fed = [member.length - 2 for member in group.members]  # the last one is being drawn
+        self._ear.hear([member.name for member in group.members], [1] * len(fed), fed)
+        return questions
 
     def foresee(self, row: str, most: int) -> Foreseen:
         """See `contract.Engine`."""
@@ -222,6 +245,8 @@ class BatchEngine:
         """See `contract.Engine`."""
         self._prefilling.pop(row, None)
         self._sight.drop(row)
+        if self.drafter is not None:
+            self.drafter.drop(row)
         member = self._members.pop(row, None)
         if member is None:
             return
@@ -244,6 +269,8 @@ class BatchEngine:
         ):
             held.clear()
         self._sight.clear()
+        if self.drafter is not None:
+            self.drafter.reset()
         mx.clear_cache()
 
     # --- bytes ---
@@ -253,11 +280,12 @@ class BatchEngine:
         rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
         own = sum(held_bytes(cache) for caches in rows for cache in caches)
         groups: list[Group | AheadGroup] = [*self._groups, *self._ahead.groups]
-        return own + sum(group.nbytes for group in groups)
+        drafting = self.drafter.cache_bytes() if self.drafter is not None else 0
+        return own + drafting + sum(group.nbytes for group in groups)
 
     def row_bytes(self, tokens: int) -> int:
         """See `contract.Engine`."""
-        return self._cost(tokens)
+        return self._cost(tokens) + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
 
     # --- who decodes with whom ---
 

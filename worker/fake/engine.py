@@ -10,7 +10,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.contract import NO_DRAFTS, NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
+from worker.contract import NO_TARGETS, Cut, Draw, Likelihood, Piece, Shape, Step, Targets
+from worker.drafts import NO_DRAFTS, Drafter
 from worker.fake.pictures import FakeSight
 from worker.fake.script import Script
 from worker.guides import Foreseen
@@ -40,6 +41,7 @@ class FakeEngine:
     scripts: MutableMapping[str, Script]
     step_ms: float
     shape: Shape | None = field(default_factory=Shape)
+    drafter: Drafter | None = None
     rows: dict[str, FakeRow] = field(default_factory=dict)
     sight: FakeSight = field(default_factory=FakeSight)
 

@@ -25,6 +25,7 @@ from worker.schedule.commands import Command, Stop
 from worker.schedule.counters import Counters
 from worker.schedule.drafting import Drafting
 from worker.schedule.encoding import STEP_SHARE, EncodingLoop
+from worker.schedule.following import Following
 from worker.schedule.loop import Loop
 from worker.schedule.pace import Pace
 from worker.schedule.publisher import Publisher
@@ -142,7 +143,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
-            drafting=Drafting(is_on=settings.speculation == "auto"),
+            drafting=_drafting(settings, model),
             device_memory=self._device_memory,
         )
 
@@ -170,3 +171,11 @@ class ModelThread:
         log.info("ready in %.2f s: %s", self._laps.total_s, self._laps)
         self._ready = msgspec.structs.replace(ready, start_s=self._laps.rounded())
         self._outbox.put(self._ready)
+
+
+def _drafting(settings: WorkerSettings, model: Model) -> Drafting:
+    # Whoever names a draft model wants drafts.
+    wish = settings.speculation or ("auto" if settings.draft_model else "off")
+    drafter = model.engine.drafter
+    following = Following(drafter, settings.inter_token_target_s) if drafter else None
+    return Drafting(is_on=wish == "auto", following=following)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -26,18 +25,20 @@ from worker.contract import (
     ModelError,
     Progress,
 )
+from worker.drafts import Drafter
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
+from worker.models.device import prepare_device
+from worker.models.drafting import DraftModel, find_draft, load_draft
 from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
 from worker.models.room import Room
-from worker.models.source import find_folder, weight_files
+from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
     from worker.engine.sight import VisionNetwork
     from worker.models.eyes import Eyes
-    from worker.models.memory import Budget
     from worker.models.rehearsal import Open
     from worker.models.tokenizers import Tokenizers
 
@@ -67,12 +68,16 @@ class ModelLoader:
         task: Task | None = None,
         text_only: bool = False,
         stands_in: bool = False,
+        draft_model: str | None = None,
+        uses_heads: bool = False,
         trials: Path | None = None,
         laps: Laps | None = None,
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
         see, though it could. `stands_in`: it takes the place of another, so its plan has a name.
+        `draft_model`: guesses what it says next; `uses_heads`: without one, layers of its own do, if it has
+        such.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
@@ -82,6 +87,9 @@ class ModelLoader:
         self._text_only = text_only
         self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
         self._room = Room(self.name, memory_headroom, memory_limit_bytes, memory_budget)
+        self._draft_model = draft_model
+        self._uses_heads = uses_heads
+        self._draft: DraftModel | None = None
         self._trials = trials
         self._laps = laps or Laps()
 
@@ -92,7 +100,8 @@ class ModelLoader:
         config = self._inspect(folder)
         self._laps.lap("imports")
         files = weight_files(folder, self.name)
-        weight_bytes = sum(file.stat().st_size for file in files)
+        self._draft = find_draft(self._draft_model) if self._draft_model else None
+        weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
         budget = self._room.budget(weight_bytes)
         task = find_task(folder, config, name_of(self._model), self._task)
         prepare_device(budget)
@@ -133,6 +142,8 @@ class ModelLoader:
         try:
             if task == "generate":
                 return self._generating(folder, config, progress), ""
+            if self._draft:
+                raise ModelError("it writes no text that a draft model could guess: leave --draft-model out.")
             return self._encoding(folder, config, task, progress), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
@@ -145,9 +156,10 @@ class ModelLoader:
         from worker.models.tokenizers import Tokenizers
 
         self._laps.lap("imports")
-        tokenizers = Tokenizers(folder, config, TOKENIZERS)
+        tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft))
+        drafter = self._drafter(folder, tokenizers)
         if config.kind == "vision" and not self._text_only:
-            model, reason = self._seeing(folder, config, tokenizers, progress)
+            model, reason = self._seeing(folder, config, tokenizers, drafter, progress)
             if model is not None:
                 return model
             # From outside the handler, as in `load`: there is room for one set of weights.
@@ -155,27 +167,47 @@ class ModelLoader:
 
             memory.release()
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
-        return self._reading(folder, config, tokenizers, progress)
+        return self._reading(folder, config, tokenizers, drafter, progress)
+
+    def _drafter(self, folder: Path, tokenizers: Tokenizers) -> Drafter | None:
+        if self._draft is None:
+            return None
+        from worker.models.trials import Trials
+
+        weight_bytes = bytes_of(weight_files(folder, self.name))
+        drafter = load_draft(self._draft, weight_bytes, tokenizers.take(), Trials(self._trials))
+        self._laps.lap("draft model")
+        return drafter
 
     def _reading(
-        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+        self,
+        folder: Path,
+        config: ModelConfig,
+        tokenizers: Tokenizers,
+        drafter: Drafter | None,
+        progress: Progress,
     ) -> Model:
         if reads(config):
             from worker.models.rehearsal import open_text
 
             network = load_weights(folder, progress)
             self._laps.lap("weights")
-            return self._built(folder, config, network, open_text, tokenizers)
+            return self._built(folder, config, network, open_text, tokenizers, drafter)
         from worker.models.whole import like, load_network, try_text
 
         network = load_network(folder)
         evaluate(network, progress)
         self._laps.lap("weights")
         try_text(network)
-        return self._built(folder, config, network, like(network), tokenizers)
+        return self._built(folder, config, network, like(network), tokenizers, drafter)
 
     def _seeing(
-        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, progress: Progress
+        self,
+        folder: Path,
+        config: ModelConfig,
+        tokenizers: Tokenizers,
+        drafter: Drafter | None,
+        progress: Progress,
     ) -> tuple[Model | None, str]:
         """The model with its eyes, or why it cannot be served with them."""
         from worker.models.vision import require_files, require_tower
@@ -190,7 +222,7 @@ class ModelLoader:
             eyes = self._opened(folder, network, progress)
             evaluate(network, progress)  # done at once where its eyes were tried just now
             laps.lap("weights")
-            return self._built(folder, config, network, load_network, tokenizers, eyes), ""
+            return self._built(folder, config, network, load_network, tokenizers, drafter, eyes), ""
         except (Exception, SystemExit) as error:  # the load's boundary, as in `_attempt`
             log.debug("%s: cannot see", self.name, exc_info=True)
             return None, explain_blindness(error)
@@ -223,10 +255,12 @@ class ModelLoader:
         network: Any,
         opened: Open,
         tokenizers: Tokenizers,
+        drafter: Drafter | None,
         eyes: Eyes | None = None,
     ) -> Model:
         """The model around a network whose weights are there, tried and warm. `opened`: how it was loaded."""
         from worker.engine.caches.trial import find_abilities
+        from worker.models.heads import load_heads
         from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
         from worker.models.trials import Trials, key_of
@@ -239,8 +273,14 @@ class ModelLoader:
         laps.lap("trial")
         if not abilities.cut and not reads(config):
             raise ModelError(_UNCUT)
+        if drafter and not abilities.ahead:
+            reasons = "; ".join(abilities.reasons)
+            raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
+        if drafter is None and self._uses_heads and abilities.ahead:
+            drafter = load_heads(folder, network, self.name)
+            laps.lap("prediction layers")
         model = build_text_model(
-            self.name, folder, config, network, eyes, abilities=abilities, tokenizers=tokenizers
+            self.name, folder, config, network, eyes, drafter, abilities=abilities, tokenizers=tokenizers
         )
         laps.lap("tokenizer")
         warm_up(model.engine, rows=2)
@@ -313,30 +353,3 @@ def _preparing(folder: Path, facts: Facts) -> dict[str, str]:
     """How images are prepared: two with one digest are otherwise the same."""
     files = sorted(folder.glob("*processor_config.json")) if facts.capabilities.images else []
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def prepare_device(budget: Budget) -> None:
-    """Settings of MLX that hold for the whole process."""
-    import mlx.core as mx
-
-    from worker.models import memory
-
-    memory.apply(budget)
-    if mx.default_device() == mx.cpu:
-        ensure_compiler()
-
-
-def ensure_compiler() -> None:
-    """On a CPU MLX fuses kernels with g++ when they are first used; where that fails, do without."""
-    import mlx.core as mx
-
-    if shutil.which("g++") is None:
-        mx.disable_compile()
-        log.info("no C++ compiler (g++) found: kernels are not fused, decoding is a little slower")
-        return
-    try:
-        mx.eval(mx.compile(lambda x: mx.exp(x) * 2 + x)(mx.zeros(4)))
-    except RuntimeError as error:
-        mx.disable_compile()
-        reason = str(error).splitlines()[0]
-        log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)

@@ -18,9 +18,10 @@ from protocol.workersettings import WorkerSettings
 from worker.contract import Engine, Model, ModelError, NoRoomError, Progress
 from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
+from worker.models.device import prepare_device
 from worker.models.explain import describe, explain
 from worker.models.fingerprint import fingerprint
-from worker.models.load import TOKENIZERS, evaluate, prepare_device, warm_up
+from worker.models.load import TOKENIZERS, evaluate, warm_up
 from worker.models.room import Room
 from worker.models.source import find_folder, weight_files
 from worker.models.split import PartNetwork, Split, weight_bytes
@@ -145,7 +146,7 @@ class PartLoader:
         """Another rank's. Raises whatever upstream does."""
         from worker.engine.engine import BatchEngine
 
-        engine = BatchEngine(self._network, self._abilities(), self._split.drawn)
+        engine = BatchEngine(self._network, self._abilities(), agree=self._split.drawn)
         self._proven(engine)
         return engine
 

@@ -72,6 +72,11 @@ def weight_files(folder: Path, name: str) -> list[Path]:
     return files
 
 
+def bytes_of(files: Sequence[Path]) -> int:
+    """Their size together."""
+    return sum(file.stat().st_size for file in files)
+
+
 def _listed(index: Path, name: str) -> set[str]:
     try:
         return {str(file) for file in json.loads(index.read_bytes())["weight_map"].values()}

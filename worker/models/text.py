@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from protocol.logs import tame
 from worker.contract import Draw, Facts, Model, ModelError, Pipeline, Prepared, Preparer
+from worker.drafts import Drafter
 from worker.engine.caches.trial import Abilities
 from worker.engine.engine import BatchEngine
+from worker.engine.heads import Heads
 from worker.engine.sampling.sampler import Agree
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
@@ -38,14 +40,15 @@ def build_text_model(
     config: ModelConfig,
     network: nn.Module,
     eyes: Eyes | None = None,
+    drafter: Drafter | None = None,
     *,
     abilities: Abilities | None = None,
     tokenizers: Tokenizers | None = None,
     agree: Agree | None = None,
 ) -> Model:
-    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`.
-    `abilities`: what its rows can do, if that is known. `tokenizers`: some that are open. `agree`: see
-    `Sampler`. Raises `ModelError` without a tokenizer."""
+    """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`. `drafter`:
+    guesses what it says next. `abilities`: what its rows can do, if that is known. `tokenizers`: some that
+    are open. `agree`: see `Sampler`. Raises `ModelError` without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     tokenizer = _first(tokenizers, name, folder)
     defaults, size, held = _defaults(folder), config.vocabulary or len(tokenizer), Held()
@@ -56,7 +59,8 @@ def build_text_model(
         tokenizer = tokenizers.take()
         return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
-    engine = BatchEngine(network, abilities, agree)
+    ear = drafter if isinstance(drafter, Heads) else None
+    engine = BatchEngine(network, abilities, drafter, ear, agree)
     for reason in engine.abilities.reasons:
         log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from worker.contract import (
-    NO_DRAFTS,
     NO_TARGETS,
     Cut,
     Draw,
@@ -24,6 +23,7 @@ from worker.contract import (
     Step,
     Targets,
 )
+from worker.drafts import NO_DRAFTS, Drafter
 from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 from worker.ranks import calls
@@ -58,6 +58,7 @@ class Leader:
         self._cuts = 0
         self._let_go: deque[int] = deque()
         self.shape = engine.shape
+        self.drafter: Drafter | None = None  # a set guesses by what was said alone
 
     @contextmanager
     def _together(self, called: calls.Call) -> Iterator[None]:

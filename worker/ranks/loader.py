@@ -45,6 +45,8 @@ class SetLoader:
         from worker.models.part import part_loader
         from worker.models.split import Split
 
+        if self._settings.draft_model:
+            log.warning("%s: several processes run it, and make no use of a draft model", self.name)
         meeting, line = self._meeting, self._meeting.line
         split = Split(meeting.backend, self._settings.split)
         loader = self._loader = part_loader(self._settings, split, self._laps)

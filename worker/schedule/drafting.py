@@ -1,42 +1,54 @@
-"""Whether rows are fed drafts, and how long ones: as long as that is quicker than without. Pure.
+"""Whether rows are fed drafts, whose, and how long ones: as long as that is quicker than without. Pure.
 
 A step that tries drafts takes longer than a plain one, for all rows that run. It is made where the tokens it
 is expected to bring, by how often such drafts were right, are more for the time than a plain one's, by a
 tenth. What is expected is measured all along, so drafts that do not pay end by themselves.
+
+What is looked up costs nothing. A network's guesses are asked for where they are expected to bring more than
+that, the time it takes to make them included; what it takes to read a prompt first must be gained, too.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
-from protocol.parts import DraftStatus
+from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
 from worker.guides import Foreseen
-from worker.schedule.lookup import NO_DRAFT, Draft, Lookup
-from worker.schedule.odds import HELD_TO, Costs, Odds, Rate
+from worker.schedule.following import MODEL, USUAL, Following
+from worker.schedule.known import HELD, Known
+from worker.schedule.lookup import Draft, Lookup
+from worker.schedule.odds import Costs, Rate, expected
 from worker.schedule.rows import Row
 from worker.schedule.worth import Worth
+
+log = logging.getLogger(__name__)
 
 DRAFTED_MAX = 15
 """Tokens of a row in one step."""
 GAIN_MIN = 1.1
 """By how much more tokens in the same time it must be."""
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
+_GUESSED_LENGTHS = (1, 2, 4, 7)
 DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
 FUTILE_STEPS = 8
 """Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
 _SELDOM_STEPS = 16
+PATIENCE_STEPS_MAX = 6400
+"""After so many steps without any, at the latest, guesses are tried again."""
 SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
+CREDIT_FIRST, CREDIT_MAX, CREDIT_STEP = 128.0, 512.0, 0.02
+"""What guesses may cost before they have brought as much, in plain steps: at first, and at the most; each
+step adds so much."""
+ANSWER_TOKENS = 256
+"""For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
 
 
-HELD = "held"
-"""The source of drafts made of what an answer must say."""
 Foresee = Callable[[str, int], Foreseen]
 """See `contract.Engine.foresee`."""
 
@@ -48,52 +60,53 @@ class Tried(NamedTuple):
     wrong: int
 
 
-@dataclass(slots=True)
-class _Source:
-    """What is known of a row, whose answer had `seen` tokens when it was last looked at. `held`: how often
-    what it is held to came as it was foreseen."""
-
-    lookup: Lookup
-    seen: int = 0
-    odds: Odds = field(default_factory=Odds)
-    held: Rate = field(default_factory=partial(Rate, HELD_TO))
-
-    def expected(self, draft: Draft, count: int) -> float:
-        """How many of so many of its tokens are right: each as its odds are, if all before it are."""
-        odds = self.held.value if draft.source == HELD else self.odds.of(draft.matched)
-        count = min(count, len(draft.tokens))
-        return sum(odds ** max(0, place - draft.certain) for place in range(1, count + 1))
-
-    def learn(self, draft: Draft, right: int, tried: int) -> None:
-        """Of so many of its tokens so many were right. Of those that are certain nothing is learned."""
-        if draft.source != HELD:
-            self.odds.learn(draft.matched, right, tried)
-        elif right >= draft.certain and tried > draft.certain:
-            self.held.learn(right - draft.certain, tried - draft.certain)
-
-
 def _unforeseen(row: str, most: int) -> Foreseen:
     return Foreseen()
 
 
-class Drafting:
-    """The drafts of a worker's rows. `is_on`: there are any."""
+class _Choice(NamedTuple):
+    """Drafts of such a length, 0: none; those of the rows `asked` are guessed. `speed`: tokens of all rows in
+    the time of a plain step."""
 
-    def __init__(self, *, is_on: bool = True) -> None:
+    speed: float
+    length: int = 0
+    asked: Sequence[Row] = ()
+
+
+class Drafting:
+    """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does."""
+
+    def __init__(self, *, is_on: bool = True, following: Following | None = None) -> None:
         self._is_on = is_on
-        self._sources: dict[str, _Source] = {}
-        self._costs = Costs()
+        self._following = following if is_on else None
+        self._sources: dict[str, Known] = {}
+        self._costs = Costs(following.share if following else 0.0)
         self._found: dict[str, Draft] = {}
+        """What costs nothing to find."""
         self._drafts: dict[str, Draft] = {}
-        """Those of what was found that are tried."""
+        """What is tried, of that or of guesses."""
+        self._guesses = 0
+        """Passes of the network in the step that is under way."""
         self._worth = Worth()
         self._futile = 0
         """Steps on end for which rows were asked how they go on, and no draft was made."""
         self._since = SETTLING_STEPS
         self._running = 0
+        self._idle, self._patience = 0, DOUBTED_STEPS
+        self._credit = CREDIT_FIRST
         self._lap_at: float | None = None
-        self.accepted = self.rejected = 0
-        """Drafted tokens, since the start."""
+        self._tallies: dict[str, Tried] = {}
+        """By source, since the start."""
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were right, since the start."""
+        return sum(tally.right for tally in self._tallies.values())
+
+    @property
+    def rejected(self) -> int:
+        """And those that were not."""
+        return sum(tally.wrong for tally in self._tallies.values())
 
     def drop(self, id: str) -> None:
         """A row has gone. Unknown ones are no error."""
@@ -105,89 +118,201 @@ class Drafting:
 
     def status(self) -> DraftStatus | None:
         """What came of all drafts so far; None: there are none."""
-        return DraftStatus(accepted=self.accepted, rejected=self.rejected) if self._is_on else None
+        if not self._is_on:
+            return None
+        sources = {
+            name: DraftTally(accepted=tally.right, rejected=tally.wrong)
+            for name, tally in self._tallies.items()
+        }
+        return DraftStatus(accepted=self.accepted, rejected=self.rejected, sources=sources)
+
+    # --- what is tried ---
 
     def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
-        if self._worth.is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
+        self._guesses = 0
+        is_resting = self._worth.is_resting
+        if is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
             foresee = _unforeseen
-        proposed = {row.id: self._proposed(row, foresee) for row in rows} if self._is_on else {}
+        rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
+        proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        length = 0 if self._worth.is_resting else self._best_length(self._found, len(rows))
+        choice = _Choice(0.0) if is_resting else self._chosen(self._found, len(rows))
         if self._futile >= FUTILE_STEPS or any(draft.source == HELD for draft in self._found.values()):
-            self._futile = 0 if length else self._futile + 1
-        self._drafts = {id: draft.first(length) for id, draft in self._found.items()} if length else {}
+            self._futile = 0 if choice.length else self._futile + 1
+        found = dict(self._found)
+        if self._following is not None and self._credit > 0 and not is_resting:
+            choice = self._guessed(self._following, choice, found, rooms, len(rows))
+        drafts = {id: draft.first(choice.length) for id, draft in found.items()}
+        self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
-    def _proposed(self, row: Row, foresee: Foresee) -> Draft:
-        room = min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
-        if room <= 0 or not row.request.speculation:
-            return NO_DRAFT
-        source = self._sources.get(row.id)
-        if source is None:
-            tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
-            source = self._sources[row.id] = _Source(Lookup(tokens), len(row.answered))
-        source.lookup.extend(row.answered[source.seen :])
-        source.seen = len(row.answered)
+    def _proposed(self, row: Row, room: int, foresee: Foresee) -> Draft:
+        """The better of what was looked up and of what the row is held to."""
+        source = self._source(row)
         found, foreseen = source.lookup.propose(room), foresee(row.id, room)
         if not foreseen.tokens:
             return found
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
         return max(found, held, key=lambda draft: source.expected(draft, room))
 
-    def _best_length(self, found: Mapping[str, Draft], rows: int) -> int:
-        """How long the drafts are to be; 0: there are to be none."""
-        if not found:
-            return 0
-        best, most = 0, GAIN_MIN * rows
-        for length in _LENGTHS:
-            gained = sum(self._sources[id].expected(draft, length) for id, draft in found.items())
-            columns = 1 + min(length, max(len(draft.tokens) for draft in found.values()))
-            speed = (rows + gained) / self._costs.of(rows, columns)
-            if speed > most:
-                best, most = length, speed
+    def _source(self, row: Row) -> Known:
+        """What is known of the row, brought up to date."""
+        source = self._sources.get(row.id)
+        if source is None:
+            tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
+            rate = self._following.open() if self._following else Rate(USUAL)
+            source = self._sources[row.id] = Known(Lookup(tokens), rate, len(row.answered))
+        source.lookup.extend(row.answered[source.seen :])
+        source.seen = len(row.answered)
+        return source
+
+    def _guessed(
+        self,
+        following: Following,
+        choice: _Choice,
+        found: dict[str, Draft],
+        rooms: Mapping[Row, int],
+        rows: int,
+    ) -> _Choice:
+        """A better choice, if guesses make one; these are added to what was `found`."""
+        open_ = {row: room for row, room in rooms.items() if following.knows(row)}
+        near = {row: room for row, room in open_.items() if following.is_near(row)}
+        better = self._chosen(found, rows, near) if near else choice
+        try:
+            if len(near) < len(open_):
+                self._read(following, max(choice.speed, better.speed), found, open_, rows)
+            if better.speed <= choice.speed:
+                return choice
+            guesses = following.guess(better.asked, better.length)
+        except Exception:  # the drafter's boundary: nobody is to fail for what only makes him quicker
+            log.exception("the draft model fails: there are no drafts of it any more")
+            self._following = None
+            return choice
+        found |= {row.id: guesses[row.id].first(rooms[row]) for row in better.asked if row.id in guesses}
+        self._guesses = better.length
+        return better
+
+    def _read(
+        self,
+        following: Following,
+        speed: float,
+        found: Mapping[str, Draft],
+        rooms: Mapping[Row, int],
+        rows: int,
+    ) -> None:
+        """Have a chunk of a row read that cannot be guessed for yet, if that is going to pay."""
+        if self._lap_at is None:
+            return  # the prompts of others are run meanwhile
+        hoped = self._chosen(found, rows, rooms)
+        late = [row for row in hoped.asked if not following.is_near(row)]
+        if hoped.speed <= speed or not late:
+            return
+        late.sort(key=following.seconds)
+        left = min(max(ANSWER_TOKENS, len(row.answered)) for row in late)
+        left = min(left, *(row.request.max_tokens - len(row.answered) for row in late))
+        gain = min(self._credit, left * (1 - rows / hoped.speed))
+        if sum(map(following.seconds, late)) < gain * self._costs.plain(rows):
+            following.read(late)
+
+    def _chosen(
+        self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None
+    ) -> _Choice:
+        """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
+        could be guessed for, and how many tokens each has room for."""
+        best = _Choice(GAIN_MIN * rows)
+        guessed = _GUESSED_LENGTHS if self._costs.is_share_known else _GUESSED_LENGTHS[:1]
+        for length in _LENGTHS if near is None else guessed:
+            gains = {id: self._sources[id].expected(draft, length) for id, draft in found.items()}
+            asked = []
+            for row, room in (near or {}).items():
+                gain = expected(self._sources[row.id].rate.value, min(length, room))
+                if gain > gains.get(row.id, 0.0):
+                    gains[row.id] = gain
+                    asked.append(row)
+            if not gains or bool(asked) == (near is None):
+                continue
+            longest = max([len(found[id].tokens) for id in gains if id in found] + [length] * bool(asked))
+            cost = self._costs.of(rows, 1 + min(length, longest), length if asked else 0)
+            if (speed := (rows + sum(gains.values())) / cost) > best.speed:
+                best = _Choice(speed, length, asked)
         return best
+
+    # --- what came of it ---
 
     def learn(self, step: Step, rows: int, now: float) -> Mapping[str, Tried]:
         """What came of the last drafts, in a step of so many rows that ended now."""
-        seconds = None if self._lap_at is None else now - self._lap_at
+        tokens = len(step.tokens) + sum(map(len, step.further.values()))
+        self._lap(rows, tokens, None if self._lap_at is None else now - self._lap_at)
         self._lap_at = now
-        self._since = 0 if self._drafts else self._since + 1
-        if seconds is not None:
-            self._lap(step, rows, seconds)
         self._running = self._running + 1 if self._drafts else 0
         if self._running >= DOUBTED_STEPS:
             self._costs.forget(rows)
-            self._running = 0
+            self._running, self._patience = 0, DOUBTED_STEPS
+        self._idle = 0 if self._drafts else self._idle + 1
+        if self._idle >= self._patience:
+            # Guesses may have been bad, or dear because the machine was busy. Less and less often.
+            self._costs.forget_guessed()
+            if self._following is not None:
+                self._following.doubt()
+            self._idle, self._patience = 0, min(2 * self._patience, PATIENCE_STEPS_MAX)
         tried: dict[str, Tried] = {}
-        for id, found in self._found.items():
+        for id in self._found.keys() | self._drafts.keys():
             said = [
                 *([step.tokens[id]] if id in step.tokens else ()),
                 *(drawn.token for drawn in step.further.get(id, ())),
             ]
-            draft = self._drafts.get(id)
-            # What was not tried was right or wrong all the same, as far as is known by now.
-            tokens = found.tokens[: len(said)] if draft is None else draft.tokens
-            right = _agreeing(tokens, said)
-            if id in self._sources:
-                self._sources[id].learn(found, right, len(tokens))
-            if draft is not None:
-                tried[id] = Tried(right, len(tokens) - right)
-        self.accepted += sum(each.right for each in tried.values())
-        self.rejected += sum(each.wrong for each in tried.values())
+            if id in self._drafts:
+                tried[id] = self._learn_tried(id, self._drafts[id], said)
+            if id in self._found and id in self._sources:
+                self._learn_found(id, said)
         return tried
 
-    def _lap(self, step: Step, rows: int, seconds: float) -> None:
-        """Learn of a step that took so long."""
-        columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
-        if self._drafts or self._since > SETTLING_STEPS:
-            self._costs.learn(rows, columns, seconds)
-        plain = self._costs.plain(rows)
+    def _lap(self, rows: int, tokens: int, seconds: float | None) -> None:
+        # Rows that are fed their first drafts change places, once for many steps.
+        is_turning = self._guesses > 0 and self._since >= SETTLING_STEPS - 1
+        self._since = 0 if self._drafts else self._since + 1
+        has_read = self._following is not None and self._following.has_read
+        if self._following is not None:
+            self._following.lap(seconds)
+        if seconds is None:
+            return
+        plain, gained = self._costs.plain(rows), tokens / rows
+        if plain and (self._guesses or has_read):
+            self._credit += gained - seconds / plain
+        self._credit = min(self._credit + CREDIT_STEP, CREDIT_MAX)
+        if has_read:
+            return
         if self._since > SETTLING_STEPS:
             self._worth.pass_()
         elif plain:
-            tokens = len(step.tokens) + sum(map(len, step.further.values()))
-            self._worth.learn(tokens / rows, seconds / plain)
+            self._worth.learn(gained, seconds / plain)
+        if not is_turning and (self._drafts or self._since > SETTLING_STEPS):
+            columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
+            self._costs.learn(rows, columns, seconds, self._guesses)
+
+    def _learn_tried(self, id: str, draft: Draft, said: Sequence[int]) -> Tried:
+        right = _agreeing(draft.tokens, said)
+        tried = Tried(right, len(draft.tokens) - right)
+        tally = self._tallies.get(draft.source, Tried(0, 0))
+        self._tallies[draft.source] = Tried(tally.right + tried.right, tally.wrong + tried.wrong)
+        if draft.source == MODEL and self._following is not None and id in self._sources:
+            self._following.learn(self._sources[id].rate, right, len(draft.tokens))
+        return tried
+
+    def _learn_found(self, id: str, said: Sequence[int]) -> None:
+        """What was not tried was right or wrong all the same, as far as is known by now."""
+        found, draft = self._found[id], self._drafts.get(id)
+        is_tried = draft is not None and draft.source == found.source
+        tokens = draft.tokens if draft is not None and is_tried else found.tokens[: len(said)]
+        self._sources[id].learn(found, _agreeing(tokens, said), len(tokens))
+
+
+def _room(row: Row) -> int:
+    """How many tokens may be drafted for a row."""
+    if not row.request.speculation:
+        return 0
+    return min(DRAFTED_MAX, row.request.max_tokens - len(row.answered) - 1, row.roof - row.length - 1)
 
 
 def _agreeing(tokens: Sequence[int], said: Sequence[int]) -> int:

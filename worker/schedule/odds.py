@@ -18,6 +18,11 @@ _FADING = 0.97
 """Of what a try counts for, so much is left at the next."""
 _COST_EACH = 0.25
 """What a column adds to a step, in terms of one column, while nothing has been measured."""
+_SHARE_MIN, _SHARE_RATE = 0.01, 0.3
+_OPTIMISM = 0.5
+"""A guess is taken to cost so much of what is told, until it is measured: only what is tried is known."""
+GUESSED_LAPS = 4
+"""Before a step with guesses is believed to be dearer than usual, so many have been measured."""
 _COST_RATE = 0.2
 PLAIN_LAPS = 4
 """Before anything is compared with a plain step, so many have been measured."""
@@ -45,8 +50,20 @@ class Rate:
     def learn(self, right: int, tried: int) -> None:
         """Of so many drafted tokens so many were right; behind a wrong one nothing was tried."""
         made = min(right + 1, tried)
-        self._tries = self._tries * _FADING**made + made
-        self._hits = self._hits * _FADING**made + right
+        self.fade(_FADING**made)
+        self._tries += made
+        self._hits += right
+
+    def fade(self, share: float) -> None:
+        """What is known counts for so much of what it counted."""
+        self._tries *= share
+        self._hits *= share
+
+
+def expected(odds: float, count: int, certain: int = 0) -> float:
+    """Tokens of so many that are right, where each is so likely right if all before it are, the first few
+    certainly."""
+    return sum(odds ** max(0, place - certain) for place in range(1, count + 1))
 
 
 @dataclass(slots=True)
@@ -80,38 +97,68 @@ class Odds:
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds of steps, by how many rows and columns they have: plain ones have none."""
+    """Seconds of steps, by how many rows and columns they have, plain ones have none, and how many tokens a
+    network guessed for each row. `share`: what a guess costs, in terms of a plain step; at first as is
+    `told`, then as measured."""
 
-    _seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    told: float = 0.0
+    share: float = field(init=False)
+    is_share_known: bool = False
+    _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    _guessed: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """How often each kind of step with guesses has been measured."""
     _laps: dict[int, int] = field(default_factory=dict)
     """How many plain ones have been measured, by their rows."""
 
-    def of(self, rows: int, columns: int) -> float:
+    def __post_init__(self) -> None:
+        self.share = _OPTIMISM * self.told
+
+    def of(self, rows: int, columns: int, guesses: int = 0) -> float:
         """What such a step takes in terms of a plain one; infinite where that has not been measured."""
         plain = self.plain(rows)
         if not plain or self._laps.get(_step(rows), 0) < PLAIN_LAPS:
             return math.inf
-        known = self._seconds.get((_step(rows), _step(columns)))
-        return known / plain if known else 1 + _COST_EACH * (columns - 1)
+        place = _step(rows), _step(columns), guesses
+        known, usual = self._seconds.get(place), 1 + _COST_EACH * (columns - 1) + self.share * guesses
+        if known is None:
+            return usual
+        # The first times something is compiled, or buffers grow.
+        is_known = not guesses or self._guessed.get(place, 0) >= GUESSED_LAPS
+        return known / plain if is_known else min(known / plain, usual)
 
     def plain(self, rows: int) -> float:
         """Seconds of a plain step; 0 where none has been measured."""
-        return self._seconds.get((_step(rows), 0), 0.0)
+        return self._seconds.get((_step(rows), 0, 0), 0.0)
+
+    def forget_guessed(self) -> None:
+        """What steps take whose drafts a network guesses is to be measured anew."""
+        self._seconds = {place: seconds for place, seconds in self._seconds.items() if not place[2]}
+        self.share, self.is_share_known = _OPTIMISM * self.told, False
+        self._guessed.clear()
 
     def forget(self, rows: int) -> None:
         """What a plain step of so many rows takes is to be measured anew."""
         self._laps[_step(rows)] = 0
 
-    def learn(self, rows: int, columns: int, seconds: float) -> None:
+    def learn(self, rows: int, columns: int, seconds: float, guesses: int = 0) -> None:
         """Such a step took so long. 0 columns: a plain one."""
-        place = _step(rows), _step(columns)
+        place = _step(rows), _step(columns), guesses
         if not columns:
             self._laps[_step(rows)] = self._laps.get(_step(rows), 0) + 1
-        old = self._seconds.get(place)
+        old, rate = self._seconds.get(place), _COST_RATE
+        if guesses:
+            count = self._guessed[place] = self._guessed.get(place, 0) + 1
+            rate = max(rate, 1 / count)
+            self._learn_share(seconds / (self.plain(rows) or seconds), columns, guesses)
         if old is None:
             self._seconds[place] = seconds
         else:
-            self._seconds[place] = old + _COST_RATE * (min(seconds, _COST_OFF_MAX * old) - old)
+            self._seconds[place] = old + rate * (min(seconds, _COST_OFF_MAX * old) - old)
+
+    def _learn_share(self, cost: float, columns: int, guesses: int) -> None:
+        share = max(_SHARE_MIN, (cost - 1 - _COST_EACH * (columns - 1)) / guesses)
+        self.share += _SHARE_RATE * (share - self.share)
+        self.is_share_known = True
 
 
 def _step(count: int) -> int:

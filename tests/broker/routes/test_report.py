@@ -14,7 +14,16 @@ from broker.routes import report
 from broker.routes.progress import Moment
 from protocol.messages import Heartbeat, Loading
 from protocol.orders import ModelState, Roster
-from protocol.parts import DraftStatus, ImageStatus, PrefixStatus, Resources, Reuse, RowStatus, TopPrefix
+from protocol.parts import (
+    DraftStatus,
+    DraftTally,
+    ImageStatus,
+    PrefixStatus,
+    Resources,
+    Reuse,
+    RowStatus,
+    TopPrefix,
+)
 from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
 
 DECODING = RowStatus(
@@ -137,7 +146,7 @@ def heard() -> dict[str, Any]:
             resident_bytes=11, device_bytes=12, device_peak_bytes=13, device_spare_bytes=14, uptime_s=99.5
         ),
         images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
-        drafts=DraftStatus(accepted=30, rejected=5),
+        drafts=DraftStatus(accepted=30, rejected=5, sources={"model": DraftTally(accepted=30)}),
     )
     line.dispatcher.hear("w", beat)
     line.clock.now += 2.5
@@ -148,7 +157,11 @@ def heard() -> dict[str, Any]:
 def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
     worker = heard()
     del worker["rows"], worker["prefix"]
-    assert worker.pop("drafts") == {"accepted": 30, "rejected": 5}
+    assert worker.pop("drafts") == {
+        "accepted": 30,
+        "rejected": 5,
+        "sources": {"model": {"accepted": 30, "rejected": 0}},
+    }
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
     assert worker == {
         "model": "org/model",

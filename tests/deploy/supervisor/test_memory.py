@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.memory import weight_bytes
+from deploy.supervisor.memory import weight_bytes, weights_of
+from deploy.supervisor.models import ServedModel
 from tests.deploy.weights import weights
 
 
@@ -38,3 +39,14 @@ def test_what_a_repository_takes_is_known_once_it_is_here(
     assert weight_bytes("org/a") is None
     (snapshot / "config.json").write_text("{}")
     assert weight_bytes("org/a") == 1234
+
+
+def test_a_draft_model_is_loaded_as_well(tmp_path: Path) -> None:
+    for name, size in (("large", 1000), ("small", 30)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(size))
+    model = ServedModel(name="a", model=str(tmp_path / "large"))
+    assert weights_of(model) == 1000
+    drafted = ServedModel(name="a", model=model.model, settings={"draft_model": str(tmp_path / "small")})
+    assert weights_of(drafted) == 1030
+    assert weights_of(ServedModel(name="a", model=str(tmp_path / "none"), settings=drafted.settings)) is None

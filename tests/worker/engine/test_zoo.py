@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.models.heads import HEADS
 from tests.oracle import Oracle
 from tests.worker import zoo
 from tests.worker.zoo import ARCHITECTURES, differences, load
 from worker.engine.ahead import AheadGroup
 from worker.engine.caches import grouping
+from worker.engine.heads import Heads
 from worker.engine.sampling.penalties import is_penalized
 
 ROWS = 9
@@ -48,6 +50,15 @@ DRAFTED = (
 )
 """One for each kind of layer that rows which run ahead may have."""
 
+
+DRAFT_MODELS = (
+    ("dense", "dense"),
+    ("hybrid", "hybrid"),
+    ("sliding", "sliding"),
+    ("gpt_oss", "dense"),
+    ("dense", "lfm2"),
+)
+"""Models and who drafts for them: itself, which is always right, or another one, which hardly is."""
 
 ALIKE = {
     "exaone4": "sliding",
@@ -92,6 +103,20 @@ def test_rows_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None
 @pytest.mark.parametrize("architecture", DRAFTED)
 def test_rows_that_are_fed_drafts_say_what_they_say_alone(architecture: str, oracle: Oracle) -> None:
     assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []
+
+
+@pytest.mark.parametrize(("architecture", "draft"), DRAFT_MODELS)
+def test_rows_with_a_draft_model_say_what_they_say_alone(
+    architecture: str, draft: str, oracle: Oracle
+) -> None:
+    model = load(architecture, draft)
+    assert differences(model, architecture, FIRST, oracle, ROWS, drafted=True) == []
+
+
+def test_rows_with_layers_that_guess_say_what_they_say_alone(oracle: Oracle) -> None:
+    model = load(HEADS, uses_heads=True)
+    assert isinstance(model.engine.drafter, Heads)
+    assert differences(model, HEADS, FIRST, oracle, ROWS, drafted=True) == []
 
 
 @pytest.mark.parametrize("architecture", ["dense", "hybrid", "sliding", "gpt_oss"])

@@ -9,7 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from worker.contract import NO_DRAFTS, Engine, Step
+from worker.contract import Engine, Step
+from worker.drafts import NO_DRAFTS
 from worker.ranks import calls
 from worker.ranks.follower import Follower
 from worker.ranks.leader import Leader

@@ -39,7 +39,7 @@ def pair(architecture: str) -> Pair:
     network, _ = load_model(model_folder(architecture))
     both = Pair()
     own = BatchEngine(network, agree=both.lead)
-    both.join(own, BatchEngine(network, own.abilities, both.follow))
+    both.join(own, BatchEngine(network, own.abilities, agree=both.follow))
     return both
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -28,13 +28,21 @@ class ReversibleState(StateLayer):
 
     def begin(self, counts: Sequence[int]) -> None:
         """Rows are fed so many tokens each, padded on the right."""
-        self._before = tree_map(lambda leaf: leaf, self.cache.state)  # the list itself is written to
+        self._before = self.stand()  # the list itself is written to
         width = max(counts)
         self.cache.prepare(lengths=list(counts), right_padding=[width - count for count in counts])
 
     def finish(self) -> None:
         """The step is dispatched."""
         self.cache.finalize()
+
+    def stand(self) -> Any:
+        """What `back` is given."""
+        return tree_map(lambda leaf: leaf, self.cache.state)
+
+    def back(self, standing: Any) -> None:
+        """All rows' states are as they were then."""
+        self.cache.state = standing
 
     def revert(self, rows: Sequence[bool]) -> None:
         """These rows' states are as they were."""
@@ -52,6 +60,13 @@ def _chosen(rows: mx.array, before: Any, after: Any) -> Any:
     return mx.where(rows.reshape(-1, *[1] * (after.ndim - 1)), known, after)
 
 
+class Standing(NamedTuple):
+    """Where the rows of a batch stood."""
+
+    lengths: list[int]
+    states: list[Any]
+
+
 class AheadBatch:
     """Rows that decode together, each as many tokens a step as it is fed."""
 
@@ -60,7 +75,7 @@ class AheadBatch:
         self._feed = Feed()
         positional = partial(RaggedLayer, self._feed)
         self._layers = [batch_layer(layer, positional, ReversibleState) for layer in like]
-        self._has_states = any(isinstance(part, ReversibleState) for part in self._parts())
+        self._states = [part for part in self._parts() if isinstance(part, ReversibleState)]
         self._counts: Sequence[int] = ()
         self.caches: list[Any] = []
         """What the model is given, one cache per layer."""
@@ -69,6 +84,11 @@ class AheadBatch:
     def lengths(self) -> list[int]:
         """Tokens that each row has in its caches."""
         return self._feed.lengths
+
+    @property
+    def has_states(self) -> bool:
+        """Some layers cannot take back a part of what they were fed."""
+        return bool(self._states)
 
     def reseat(self, order: Order, joining: Sequence[RowCaches], lengths: Sequence[int]) -> None:
         """Seat the rows anew: old ones by their number, those that join counted on from these."""
@@ -89,13 +109,13 @@ class AheadBatch:
         """The step has been dispatched. Returns what must be evaluated with it."""
         for part in self._parts():
             part.finish()
-        return [layer.state for layer in self._layers]
+        return self.state
 
     def settle(self, kept: Sequence[int]) -> list[int]:
         """So many of the tokens that each row was fed are right. Returns how many are in its caches: all of
         these, or none."""
         taken = [
-            count if count == fed or not self._has_states else 0
+            count if count == fed or not self.has_states else 0
             for count, fed in zip(kept, self._counts, strict=True)
         ]
         undone = [count < fed for count, fed in zip(taken, self._counts, strict=True)]
@@ -103,6 +123,26 @@ class AheadBatch:
             part.revert(undone)
         self._feed.seat([length + count for length, count in zip(self.lengths, taken, strict=True)])
         return taken
+
+    def stand(self) -> Standing:
+        """What `back` is given."""
+        return Standing(self.lengths, [part.stand() for part in self._states])
+
+    def back(self, standing: Standing) -> None:
+        """All rows stand where they stood, if they have been fed no more than `FED_MAX` tokens since."""
+        for part, state in zip(self._states, standing.states, strict=True):
+            part.back(state)
+        self._feed.seat(standing.lengths)
+
+    def skip(self, counts: Sequence[int]) -> None:
+        """So many of each row's next tokens are what is written behind its end already. For batches without
+        states."""
+        self._feed.seat([length + count for length, count in zip(self.lengths, counts, strict=True)])
+
+    @property
+    def state(self) -> list[Any]:
+        """What must be evaluated with each step, or it would grow lazily."""
+        return [layer.state for layer in self._layers]
 
     def extract(self, row: int, fresh: RowCaches) -> RowCaches:
         """A row's own caches, detached from the batch. `fresh`: empty caches of a single row."""

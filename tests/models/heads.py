@@ -1,0 +1,95 @@
+"""A tiny model whose weights bring layers for multi-token prediction, which are right now and then.
+
+The layer that mixes is fitted to what the model itself says behind a few prompts; the rest is random, and
+faint. Guesses are then right often enough to be tested.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.utils import load_model
+
+from tests.models.fixtures import model_folder
+
+HEADS = "hybrid_heads"
+PROMPTS = tuple(tuple((37 * prompt + 11 * place) % 1900 for place in range(20)) for prompt in range(6))
+ANSWER_TOKENS = 40
+_RIDGE = 1e-3
+_FAINT = 0.05
+
+
+def make_heads(folder: Path) -> Path:
+    """Write the hybrid model with one such layer into `folder`, made if absent."""
+    shutil.copytree(model_folder("hybrid"), folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    text["mtp_num_hidden_layers"] = 1
+    text["rope_parameters"]["mrope_section"] = [3, 3, 2]
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    network, _ = load_model(folder)
+    weights = dict(mx.load(str(folder / "model.safetensors")).items())
+    heads = {f"mtp.{name}": array for name, array in _weights(network, text).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights | heads, metadata={"format": "mlx"})
+    return folder
+
+
+def answer_of(network: Any, prompt: tuple[int, ...], tokens: int = ANSWER_TOKENS) -> list[int]:
+    """The prompt, and what the model says behind it, greedily."""
+    said = list(prompt)
+    for _ in range(tokens):
+        said.append(int(mx.argmax(network(mx.array([said]))[0, -1]).item()))
+    return said
+
+
+def hidden_of(network: Any, tokens: list[int]) -> mx.array:
+    """What it thinks of each token, [1, tokens, width]."""
+    hidden: mx.array = network.language_model.model(mx.array([tokens]))
+    return hidden
+
+
+def _weights(network: Any, text: dict[str, Any]) -> dict[str, mx.array]:
+    size, heads, groups = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
+    each, inner = text["head_dim"], text["intermediate_size"]
+    shapes = {
+        "self_attn.q_proj": (2 * heads * each, size),
+        "self_attn.k_proj": (groups * each, size),
+        "self_attn.v_proj": (groups * each, size),
+        "self_attn.o_proj": (size, heads * each),
+        "mlp.gate_proj": (inner, size),
+        "mlp.up_proj": (inner, size),
+        "mlp.down_proj": (size, inner),
+    }
+    keys = mx.random.split(mx.random.key(5), len(shapes))
+    weights = {
+        f"layers.0.{name}.weight": _FAINT * mx.random.normal(shape, key=key)
+        for (name, shape), key in zip(shapes.items(), keys, strict=True)
+    }
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    layers = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm")
+    weights |= {f"{name}.weight": mx.ones(size) for name in (*norms, *layers)}
+    weights |= {f"layers.0.self_attn.{name}_norm.weight": mx.ones(each) for name in "qk"}
+    return weights | {"fc.weight": _fitted(network)}
+
+
+def _fitted(network: Any) -> mx.array:
+    """What leads from a token and the thought before it to the embedding of the token behind it."""
+    embedding = np.array(network.language_model.model.embed_tokens.weight)
+    given, wanted = [], []
+    for prompt in PROMPTS:
+        said = answer_of(network, prompt)
+        hidden = np.array(hidden_of(network, said))[0]
+        given.append(np.concatenate([_normed(embedding[said[1:-1]]), _normed(hidden[:-2])], axis=1))
+        wanted.append(_normed(embedding[said[2:]]))
+    inputs, outputs = np.concatenate(given), np.concatenate(wanted)
+    square = inputs.T @ inputs + _RIDGE * len(inputs) * np.eye(inputs.shape[1])
+    return mx.array(np.linalg.solve(square, inputs.T @ outputs).T.astype(np.float32))
+
+
+def _normed(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return rows / np.sqrt(np.mean(rows**2, axis=1, keepdims=True) + 1e-6)

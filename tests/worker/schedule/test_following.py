@@ -1,0 +1,231 @@
+"""A network that drafts is asked where its guesses pay, and reads where that pays: simulated times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.worker.schedule.test_drafting import FILE, edited, row_of
+from worker.contract import Drawn, Step
+from worker.drafts import LATE_MAX
+from worker.schedule.drafting import Drafting
+from worker.schedule.following import Following
+from worker.schedule.rows import Row
+
+STEP_S = 0.01
+TARGET_S = 0.1
+
+
+@dataclass
+class Guesser:
+    """Is right with the probability `skill`. Notes the seconds that it takes."""
+
+    answers: Mapping[str, Sequence[int]]
+    skill: float
+    pass_s: float = 0.1 * STEP_S
+    token_s: float = 0.01 * STEP_S
+    share: float = 0.1
+    prompt: int = 0
+    spent_s: float = 0.0
+    reads: list[int] = field(default_factory=list)
+    drafts: int = 0
+    fails: bool = False
+    _lengths: dict[str, int] = field(default_factory=dict)
+    _dice: random.Random = field(default_factory=lambda: random.Random(8))
+
+    def knows(self, row: str) -> bool:
+        return True
+
+    def length(self, row: str) -> int:
+        return self._lengths.get(row, 0)
+
+    def read(self, row: str, tokens: Sequence[int]) -> None:
+        self._lengths[row] = self.length(row) + len(tokens)
+        self.reads.append(len(tokens))
+        self.spent_s += self.token_s * len(tokens)
+
+    def draft(self, news: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
+        if self.fails:
+            raise RuntimeError("broken")
+        assert all(0 < len(tokens) <= LATE_MAX for tokens in news.values())
+        self.drafts += 1
+        self.spent_s += self.pass_s * count
+        return {row: self._guesses(row, len(tokens), count) for row, tokens in news.items()}
+
+    def _guesses(self, row: str, news: int, count: int) -> list[int]:
+        self._lengths[row] = self.length(row) + news
+        right = self.answers[row][self._lengths[row] - self.prompt :][:count]
+        right = [*right, *[-1] * (count - len(right))]
+        return [token if self._dice.random() < self.skill else -1 for token in right]
+
+    def drop(self, row: str) -> None:
+        self._lengths.pop(row, None)
+
+    def reset(self) -> None:
+        self._lengths.clear()
+
+    def cache_bytes(self) -> int:
+        return 0
+
+    def row_bytes(self, tokens: int) -> int:
+        return 0
+
+
+@dataclass
+class House:
+    """Rows that say what they are to say, with a guesser; a column adds to a step what it does here."""
+
+    guesser: Guesser
+    column_s: float = 0.1 * STEP_S
+    now: float = 0.0
+    longest_s: float = 0.0
+    drafting: Drafting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drafting = Drafting(following=Following(self.guesser, TARGET_S))
+
+    def play(self, rows: Sequence[Row]) -> float:
+        """Until all have said all; in terms of what that takes without drafts."""
+        answers, began = self.guesser.answers, self.now
+        while going := [row for row in rows if len(row.answered) < len(answers[row.id])]:
+            before = self.guesser.spent_s
+            drafts = self.drafting.propose(going)
+            width = 1 + max(map(len, drafts.values()), default=0)
+            took = STEP_S + self.column_s * (width - 1) + self.guesser.spent_s - before
+            self.now, self.longest_s = self.now + took, max(self.longest_s, took)
+            said = {row.id: _said(row, drafts.get(row.id, ()), answers[row.id]) for row in going}
+            further = {id: [Drawn(token) for token in tokens[1:]] for id, tokens in said.items()}
+            step = Step({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
+            self.drafting.learn(step, len(going), self.now)
+        for row in rows:
+            self.drafting.drop(row.id)
+            self.guesser.drop(row.id)
+        return (self.now - began) / (STEP_S * max(len(answers[row.id]) for row in rows))
+
+
+def _said(row: Row, drafted: Sequence[int], answer: Sequence[int]) -> Sequence[int]:
+    left, right = answer[len(row.answered) :], 0
+    while right < min(len(drafted), len(left) - 1) and drafted[right] == left[right]:
+        right += 1
+    row.answered += left[: right + 1]
+    row.length += right + 1
+    return left[: right + 1]
+
+
+def house(skill: float, rows: int = 1, tokens: int = 300, prompt: int = 50, **costs: float) -> House:
+    dice = random.Random(rows)
+    answers = {str(row): [dice.randrange(1000, 10**6) for _ in range(tokens)] for row in range(rows)}
+    return House(Guesser(answers, skill, prompt=prompt, **costs))
+
+
+def rows_of(house: House, prompt: int = 50) -> list[Row]:
+    return [row_of(id, range(prompt)) for id in house.guesser.answers]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_good_guesses_take_far_fewer_steps(rows: int) -> None:
+    played = house(0.9, rows)
+    assert played.play(rows_of(played)) < 0.6
+    status = played.drafting.status()
+    assert status is not None
+    assert status.sources["model"].accepted > 100 * rows
+    assert status.accepted == status.sources["model"].accepted
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_bad_guesses_end_by_themselves(rows: int) -> None:
+    played = house(0.1, rows, tokens=1000)
+    assert played.play(rows_of(played)) < 1.03
+    for _ in range(5):
+        assert played.play(rows_of(played)) < 1.01
+
+
+def test_a_network_that_takes_too_long_is_not_asked() -> None:
+    played = house(0.9, tokens=1000, pass_s=3 * STEP_S)
+    assert played.play(rows_of(played)) < 1.05
+    asked = played.guesser.drafts
+    played.play(rows_of(played))
+    assert played.guesser.drafts - asked < 10
+
+
+def test_what_has_not_paid_is_tried_again() -> None:
+    played = house(0.9, tokens=1000, pass_s=3 * STEP_S)
+    played.play(rows_of(played))
+    played.guesser.pass_s = 0.1 * STEP_S
+    for _ in range(4):
+        last = played.play(rows_of(played))
+    assert last < 0.6
+
+
+def test_a_prompt_is_read_in_chunks_that_streams_do_not_feel() -> None:
+    played = house(0.9, tokens=1000, prompt=6000)
+    assert played.play(rows_of(played, 6000)) < 0.75
+    assert len(played.guesser.reads) > 10
+    assert played.longest_s < TARGET_S
+
+
+def test_a_prompt_is_not_read_for_a_short_answer() -> None:
+    played = house(0.9, tokens=30, prompt=20_000)
+    played.play(rows_of(played, 20_000))
+    assert sum(played.guesser.reads) < 500
+
+
+def test_prompts_of_others_go_first() -> None:
+    played = house(0.9, prompt=1000)
+    (row,) = rows_of(played, 1000)
+    for lap in range(20):
+        played.drafting.interrupt()
+        played.drafting.propose([row])
+        played.drafting.learn(Step({}, {}), 1, lap * STEP_S)
+    assert played.guesser.reads == []
+
+
+def test_what_was_looked_up_is_no_worse_for_a_bad_network() -> None:
+    answer = edited(FILE * 3, random.Random(5))
+    taken = []
+    for skill in (0.0, 0.1):
+        played = House(Guesser({"0": answer}, skill, prompt=len(FILE)))
+        if not skill:
+            played.drafting = Drafting()
+        taken.append(played.play([row_of("0", FILE)]))
+    assert taken[1] < 1.05 * taken[0]
+
+
+def test_one_that_fails_is_not_asked_again() -> None:
+    played = house(0.9)
+    played.guesser.fails = True
+    assert played.play(rows_of(played)) < 1.05
+    assert played.drafting.propose(rows_of(played)) == {}
+
+
+def test_no_more_is_guessed_than_there_is_room_for() -> None:
+    played = house(1.0, rows=2, tokens=400)
+    played.play(rows_of(played))
+    free, bound = rows_of(played)
+    bound.roof = bound.length + 3
+    for row in (free, bound):
+        played.guesser.read(row.id, row.tokens[:-1])
+    most = {free.id: 0, bound.id: 0}
+    for _ in range(40):
+        drafts = played.drafting.propose([free, bound])
+        for id, draft in drafts.items():
+            most[id] = max(most[id], len(draft))
+        played.now += STEP_S
+        further = {id: [Drawn(token) for token in draft] for id, draft in drafts.items()}
+        played.drafting.learn(Step(dict.fromkeys(most, 1), {}, {}, further), 2, played.now)
+    assert most[bound.id] == 2
+    assert most[free.id] > 2
+
+
+def test_rows_with_images_or_without_leave_are_not_guessed_for() -> None:
+    played = house(1.0, rows=2)
+    for row in rows_of(played):
+        answered = Drafting(following=Following(played.guesser, TARGET_S))
+        without = row_of(row.id, range(50), speculation=False)
+        for lap in range(30):
+            assert answered.propose([without]) == {}
+            answered.learn(Step({}, {}), 1, lap * STEP_S)
+    assert played.guesser.drafts == 0

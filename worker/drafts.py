@@ -1,0 +1,46 @@
+"""What the schedule asks of a network that guesses what rows say next. As `worker.contract`, no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+NO_DRAFTS: Mapping[str, Sequence[int]] = {}
+
+LATE_MAX = 8
+"""Of a row that is further behind more is read before it is drafted for."""
+
+
+class Drafter(Protocol):
+    """A network with a row of its own for whichever rows of an engine it is asked about, under their names.
+
+    Used by the model thread only. What it guesses changes nothing of what is said, only how fast.
+    """
+
+    share: float
+    """What a token costs it, in terms of what it costs the engine's model."""
+
+    def knows(self, row: str) -> bool:
+        """It could read what it has not read of the row."""
+
+    def length(self, row: str) -> int:
+        """So many of the row's tokens it has read, or will never; 0 of a new one."""
+
+    def read(self, row: str, tokens: Sequence[int]) -> None:
+        """Run those that come next of a row. Returns when they are computed."""
+
+    def draft(self, news: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
+        """What each of these rows says next, so many tokens. `news`: its tokens that have not been read yet,
+        one at least and `LATE_MAX` at the most, which are read now."""
+
+    def drop(self, row: str) -> None:
+        """Forget a row. Unknown ones are no error."""
+
+    def reset(self) -> None:
+        """Forget every row."""
+
+    def cache_bytes(self) -> int:
+        """Bytes held by the caches of its rows."""
+
+    def row_bytes(self, tokens: int) -> int:
+        """Bytes that the caches of one row of so many tokens will take."""

@@ -1,0 +1,70 @@
+"""A draft model: its rows read what rows of the engine say, and guess how that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from worker.engine.caches.cost import row_cost
+from worker.engine.flock import Flocks
+
+
+class Followers:
+    """`drafts.Drafter` on a language model, whose thoughts are its logits."""
+
+    def __init__(self, model: nn.Module, share: float, vocabulary: int) -> None:
+        """`model`: its rows can be fed ahead. `vocabulary`: it knows so many tokens."""
+        self.share = share
+        self._model = model
+        self._last_known = vocabulary - 1
+        self._cost = row_cost(model)
+        self._flocks = Flocks(self, partial(make_prompt_cache, model))
+
+    def think(
+        self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
+    ) -> mx.array:
+        """See `flock.Network`."""
+        # There may be more logits than tokens, and some day one of those is drawn.
+        logits: mx.array = self._model(mx.minimum(tokens, self._last_known), cache=caches)
+        return logits
+
+    def speak(self, thought: mx.array) -> mx.array:
+        """See `flock.Network`."""
+        return mx.argmax(thought[:, -1], axis=-1, keepdims=True)
+
+    def knows(self, row: str) -> bool:
+        """See `Drafter`."""
+        return True
+
+    def length(self, row: str) -> int:
+        """See `Drafter`."""
+        return self._flocks.length(row)
+
+    def read(self, row: str, tokens: Sequence[int]) -> None:
+        """See `Drafter`."""
+        self._flocks.read(row, tokens)
+
+    def draft(self, news: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
+        """See `Drafter`."""
+        return self._flocks.draft(news, count)
+
+    def drop(self, row: str) -> None:
+        """See `Drafter`."""
+        self._flocks.drop(row)
+
+    def reset(self) -> None:
+        """See `Drafter`."""
+        self._flocks.clear()
+
+    def cache_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._flocks.nbytes
+
+    def row_bytes(self, tokens: int) -> int:
+        """See `Drafter`."""
+        return self._cost(tokens)

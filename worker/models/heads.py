@@ -1,0 +1,74 @@
+"""The layers for multi-token prediction that a model's weights bring, as mlx-vlm builds and loads them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from worker.engine.hearing import Tap
+from worker.engine.sight import VisionNetwork
+from worker.engine.trees import arrays_of
+
+if TYPE_CHECKING:
+    from worker.engine.heads import Heads
+
+log = logging.getLogger(__name__)
+
+_TRIED = (1, 2, 3)
+
+
+def load_heads(folder: Path, network: Any, name: str) -> Heads | None:
+    """None: there are none, or none that can be used, which is told. `network`: the model's, whose final norm
+    is listened to from now on. Raises what upstream raises for weights that are damaged."""
+    from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+    from mlx_vlm.speculative.drafters.qwen3_5_mtp.qwen3_5_mtp import Qwen3_5MTPDraftModel
+
+    from worker.engine.heads import Heads
+
+    config = json.loads((folder / "config.json").read_bytes())
+    splitter = get_mtp_splitter(source_config=config)
+    if splitter is None or not _has_any(splitter, folder, config):
+        return None
+    module = splitter.load(folder, source_config=config)
+    if not isinstance(module, Qwen3_5MTPDraftModel):
+        log.info(
+            "%s: its layers for multi-token prediction (%s) are not used", name, splitter.output_model_type
+        )
+        return None
+    model = network.whole if isinstance(network, VisionNetwork) else network
+    tap = _tapped(getattr(model, "language_model", model).model)
+    share = _bytes_of(module) / _bytes_of(network)
+    heads = Heads(module, model, tap, share)
+    if not _is_heard(heads, tap, network):
+        log.info(
+            "%s: what it thinks is not to be heard, and its layers for multi-token prediction rest", name
+        )
+        return None
+    return heads
+
+
+def _has_any(splitter: Any, folder: Path, config: dict[str, Any]) -> bool:
+    return any(keys for _, keys in splitter.iter_selected(folder, splitter.read_text_config(config)))
+
+
+def _tapped(inner: Any) -> Tap:
+    tap: Tap = inner.norm if isinstance(inner.norm, Tap) else Tap(inner.norm)
+    inner.norm = tap
+    return tap
+
+
+def _bytes_of(module: Any) -> int:
+    return sum(leaf.nbytes for leaf in arrays_of(module.parameters()).values())
+
+
+def _is_heard(heads: Heads, tap: Tap, network: Any) -> bool:
+    """What comes by is what the output layer is given."""
+    said = mx.argmax(network(mx.array([_TRIED], mx.uint32), cache=network.make_cache()), axis=-1)
+    heard = tap.last
+    if heard.shape[:2] != (1, len(_TRIED)):
+        return False
+    return bool(mx.array_equal(heads.speak(heard), said).item())
