@@ -203,7 +203,9 @@ class Ready(Message, frozen=True):
     and by their bytes; 0: not said. `identity`: the same for workers that can go on with each other's
     answers, while `model` is a name that may come to stand for another one. `start_s`: what each part of its
     start took, in seconds. `store`: where it writes prefixes, the same for those who find each other's when
-    they start; empty: nowhere."""
+    they start; empty: nowhere. `plan`: what runs the model, and how it is split, where that is not one
+    process alone; of two plans answers may differ in their words. `stands_in`: it goes on with what another
+    model began under its name."""
 
     model: Name
     context_length: Count
@@ -215,6 +217,8 @@ class Ready(Message, frozen=True):
     identity: str = ""
     start_s: dict[str, float] = {}
     store: Name = ""
+    plan: str = ""
+    stands_in: bool = False
 
 
 class Heartbeat(Message, frozen=True):
@@ -287,13 +291,15 @@ class Encoded(Message, frozen=True):
 
 class Finished(Message, frozen=True):
     """Terminal. `reason` is `stop`, `length`, or `tool_calls`: the answer has come to its own end, and has at
-    least one whole call. `stop`: the stop string before which it ends; empty: none."""
+    least one whole call. `stop`: the stop string before which it ends; empty: none. `continued_by`: the plan
+    that went on with what another had begun, in whose words it may differ; only the gateway says so."""
 
     id: Id
     reason: str
     usage: Usage
     timings: Timings = Timings()
     stop: str = ""
+    continued_by: str = ""
 
 
 class Failed(Message, frozen=True):

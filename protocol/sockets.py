@@ -6,7 +6,6 @@ directory only its owner can enter; `tcp://` off loopback is refused without CUR
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tempfile
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import zmq
 import zmq.auth
 
+from protocol.hosts import is_loopback
 from protocol.private import is_private, made_private, read_private
 from protocol.wire import MESSAGE_BYTES_MAX
 
@@ -27,6 +27,9 @@ GATEWAY_FRAME_BYTES_MAX = 8 * 2**20
 gateway decodes it between the events of others."""
 LINGER_MS = 500
 RECONNECT_MS = 50
+BEATS_MISSED_MAX = 5
+CHANGES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+"""What the socket's monitor tells, where nothing else is asked for."""
 RECONNECT_MS_MAX = 1000
 
 
@@ -99,37 +102,38 @@ def check_endpoint(endpoint: str, curve: Curve | None) -> None:
         raise EndpointError(f"{endpoint}: tcp off loopback needs CURVE keys (--curve-keys)")
 
 
-def is_loopback(host: str) -> bool:
-    """Can only this machine reach what listens there? False for every name but `localhost`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _prepare(socket: zmq.Socket[bytes], frame_bytes_max: int) -> None:
+def _prepare(socket: zmq.Socket[bytes], frame_bytes_max: int, beat_ms: int, changes: int = CHANGES) -> None:
     # The monitor must be there before the first connection is, or that one's event is missed. Whoever asks
     # the socket for its monitor later gets this one.
-    socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    socket.get_monitor_socket(changes)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     # A peer that sends more in one frame is disconnected by libzmq before it costs memory.
     socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
+    if beat_ms:
+        # libzmq's own, by its own thread: a peer that is stopped, or whose machine is off, is disconnected.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, beat_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, BEATS_MISSED_MAX * beat_ms)
 
 
 def bind_router(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: Curve | None, join: str = ""
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    curve: Curve | None,
+    join: str = "",
+    *,
+    beat_ms: int = 0,
+    changes: int = CHANGES,
 ) -> zmq.Socket[bytes]:
-    """The gateway's end. `join`: another address, if there is to be one. Raises `EndpointError`, or
-    `zmq.ZMQError` when an address is taken."""
+    """The gateway's end. `join`: another address, if there is to be one. `beat_ms`: how often peers must be
+    heard of; 0: they need not. `changes`: what its monitor tells. Raises `EndpointError`, or `zmq.ZMQError`
+    when an address is taken."""
     endpoints = [endpoint, join] if join else [endpoint]
     for address in endpoints:
         check_endpoint(address, curve)
     socket = context.socket(zmq.ROUTER)
-    _prepare(socket, GATEWAY_FRAME_BYTES_MAX)
+    _prepare(socket, GATEWAY_FRAME_BYTES_MAX, beat_ms, changes)
     # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A worker whose connection broke may be back before the old one is cleared away; its name is its own.
@@ -148,12 +152,18 @@ def bind_router(
 
 
 def connect_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: str, curve: Curve | None
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    identity: str,
+    curve: Curve | None,
+    *,
+    beat_ms: int = 0,
 ) -> zmq.Socket[bytes]:
-    """A worker's end. Connects in the background, again and again. Raises `EndpointError`."""
+    """A worker's end. Connects in the background, again and again. `beat_ms`: see `bind_router`. Raises
+    `EndpointError`."""
     check_endpoint(endpoint, curve)
     socket = context.socket(zmq.DEALER)
-    _prepare(socket, MESSAGE_BYTES_MAX)
+    _prepare(socket, MESSAGE_BYTES_MAX, beat_ms)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
     # Nothing is queued for a gateway that is not there: it would be stale when one comes.
     socket.setsockopt(zmq.IMMEDIATE, 1)

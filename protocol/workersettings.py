@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import logs
+from protocol.hosts import Backend, Mode
 from protocol.parts import Share
 from protocol.settings import public_name
 from protocol.sizes import Size
@@ -99,10 +100,34 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Size | None,
         Meta(description="memory for encoded images, of that for caches; none: an eighth of it"),
     ] = None
+    hosts: Annotated[
+        Path | None,
+        Meta(description="hostfile of the machines that run the model together, this one first; none: alone"),
+    ] = None
+    split: Annotated[
+        Mode | None,
+        Meta(description="how they share it: tensor or pipeline; none: what its family and the backend like"),
+    ] = None
+    backend: Annotated[
+        Backend | None,
+        Meta(description="what connects them: ring or jaccl; none: what the hostfile says, else ring"),
+    ] = None
+    hosts_port: Annotated[
+        int, Meta(ge=1, le=65000, description="their first port, counted up from there for each")
+    ] = 32323
+    join_timeout_s: Annotated[Seconds, Meta(description="seconds within which all of them must be there")] = (
+        90.0
+    )
+    stands_in: Annotated[
+        bool, Meta(description="in place of another: go on with what that one began under the same name")
+    ] = False
     stall_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds without a step, while rows run, after which the worker ends itself"),
-    ] = 120.0
+        Seconds | None,
+        Meta(
+            description="seconds without a step, while rows run, after which the worker ends itself"
+            " (default: 120, and 20 where several machines run the model)"
+        ),
+    ] = None
     drain_timeout_s: Annotated[
         float,
         Meta(ge=0, le=86400, description="seconds that requests get to end when the worker is told to stop"),

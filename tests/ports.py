@@ -20,12 +20,27 @@ RANGE_PORTS = 200
 
 def free_port() -> int:
     """A loopback port without a listener. Raises `AssertionError` when there is none."""
-    for port in itertools.islice(_ours, RANGE_PORTS):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers bind
-            probe.bind(("127.0.0.1", port))
-            return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many in a row. Raises `AssertionError` when there are none."""
+    found: list[int] = []
+    for port in itertools.islice(_ours, 2 * RANGE_PORTS):
+        found = [*found, port] if not found or port == found[-1] + 1 else [port]
+        if not _is_free(port):
+            found = []
+        elif len(found) == count:
+            return found
     raise AssertionError("every port of this process is taken")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers bind
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def _own_ports() -> Iterator[int]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 from protocol import lifeline, logs, settings, sockets
+from protocol.hosts import HostsError
+from protocol.parts import Resources
 from protocol.workersettings import WorkerSettings
 from worker import spare
-from worker.config import cache_folder
+from worker.config import cache_folder, of_set
+from worker.contract import Loader, ModelError, NoRoomError
 from worker.laps import Laps
 from worker.preload import preload_openblas
+from worker.ranks import place
 
 IMPORTS = (
     "worker.line.service",
@@ -36,15 +41,26 @@ def main() -> int:
         program="roundhouse worker",
         about="Own one model and serve the gateway that asks for it.",
     )
-    logs.setup("worker", configured.log_format, configured.log_level)
+    try:
+        here = place.find(os.environ)
+    except HostsError as error:
+        settings.exit_with("worker", str(error))
+    name = "worker" if here is None else f"worker.{here.rank}"
+    logs.setup(name, configured.log_format, configured.log_level)
     # May replace this process by itself, so it comes before the lifeline is taken up and MLX is imported.
     preload_openblas(sys.argv)
     lifeline.follow_parent()
-    from worker.line.service import Service
+    if here is None and configured.hosts is None:
+        return _run_alone(configured, laps)
+    return _run_rank(configured, here, laps)
+
+
+def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
     from worker.models.load import ModelLoader
 
     loader = ModelLoader(
         configured.model or None,
+        stands_in=configured.stands_in,
         served_name=configured.served_name,
         memory_headroom=configured.memory_headroom,
         memory_limit_bytes=configured.memory_limit_bytes,
@@ -56,8 +72,33 @@ def main() -> int:
         trials=cache_folder(os.environ, sys.platform) / "trials",
         laps=laps,
     )
+    return _serve(loader, configured, laps, loader.device_memory)
+
+
+def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) -> int:
+    from worker.line.exits import status_of
+    from worker.ranks.loader import SetLoader
+    from worker.ranks.meeting import Meeting, backend_of
+
+    backend = backend_of(configured, here)
+    if here is not None and here.rank:
+        from worker.ranks import follower
+
+        return follower.run(here, configured)
     try:
-        service = Service(loader, configured, loader.device_memory, laps)
+        leading = SetLoader(configured, Meeting(configured, backend, here), laps)
+    except (ModelError, NoRoomError) as error:
+        return status_of(error)
+    return _serve(leading, of_set(configured), laps, leading.device_memory)
+
+
+def _serve(
+    loader: Loader, configured: WorkerSettings, laps: Laps, device_memory: Callable[[], Resources]
+) -> int:
+    from worker.line.service import Service
+
+    try:
+        service = Service(loader, configured, device_memory, laps)
     except sockets.EndpointError as error:
         settings.exit_with("worker", error)
     return service.run()

@@ -348,7 +348,8 @@ class Facts:
     """What a loaded model is. `batched`: rows share forward passes; else each has its own. `cache_bytes_max`:
     what memory leaves for the caches of all rows; None: not known. `fingerprint`: hexadecimal, the same for
     models whose stored caches may be taken for each other's; empty: none are. `identity`: the same, whatever
-    the versions of the libraries; of two models with one identity, either goes on where the other stopped."""
+    the versions of the libraries; of two models with one identity, either goes on where the other stopped.
+    `plan`: what runs it, where that is not this process alone."""
 
     name: str
     context_length: int
@@ -358,6 +359,7 @@ class Facts:
     cache_bytes_max: int | None = None
     fingerprint: str = ""
     identity: str = ""
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,11 @@ class Ends:
         assert finished is not None
         return finished.reason
 
+    @property
+    def continued_by(self) -> str:
+        """The plan that went on with what another one had begun, of some choice; empty: there is none."""
+        return next((f.continued_by for f in self._finished if f is not None and f.continued_by), "")
+
     def usage(self) -> Usage:
         """Of a finished answer: each prompt is counted once."""
         usages = [finished.usage for finished in self._finished if finished is not None]
@@ -123,13 +128,19 @@ class Stream:
             case Reused() | Encoded():
                 pass  # the one is said in the response's headers, the other never of a text that goes on
             case Finished():
-                yield self._head + self._form.closing(choice, item.reason) + self._tail
+                yield self._head + self._form.closing(choice, item.reason) + self._last_tail(item)
                 if self._ends.finish(choice, item):
                     yield from self._close()
             case Failed():
                 self.over = True
                 yield b"data: " + encode(error_object(failure(item))) + b"\n\n"
                 yield DONE
+
+    def _last_tail(self, finished: Finished) -> bytes:
+        """Behind a choice's last entry."""
+        if not finished.continued_by:
+            return self._tail
+        return self._tail.replace(b"]", b'],"continued_by":' + encode(finished.continued_by), 1)
 
     def _close(self) -> Iterator[bytes]:
         self.over = True
@@ -183,7 +194,10 @@ class Whole:
             self._form.whole(choice, deltas, self._ends.reason(choice))
             for choice, deltas in enumerate(self._deltas)
         ]
-        return encode(self._envelope | {"choices": choices, "usage": usage_object(self._ends.usage())})
+        document = self._envelope | {"choices": choices, "usage": usage_object(self._ends.usage())}
+        if self._ends.continued_by:
+            document["continued_by"] = self._ends.continued_by
+        return encode(document)
 
 
 def failure_in(batches: Sequence[Batch]) -> RequestError | None:

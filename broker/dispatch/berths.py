@@ -44,7 +44,10 @@ class Berth:
         return cls(desk, rows, settled, len(unproven), tried[0] if tried else None)
 
     def takes(self, flight: Flight, standing: Standing) -> bool:
-        if self.worker.model != flight.model or not flight.goes_on_with(self.worker.identity):
+        worker = self.worker
+        if worker.model != flight.model:
+            return False
+        if not flight.goes_on_with(worker.identity, stands_in=worker.stands_in):
             return False
         if self.tries is not None:
             return standing is Standing.ALONE and self._has_row() and mark_of(flight) == self.tries

@@ -54,6 +54,8 @@ class Failover:
         self.routing = routing or Routing(clock)
         self.counts: Counter[str] = Counter()
         """What became of flights that lost their worker, or a part of what it said."""
+        self.continued_by: Counter[str] = Counter()
+        """How many went on with what another plan had begun, by the name of the one that did."""
         self._incarnation = incarnation
         self._fleet = fleet
         self._flights = flights
@@ -119,7 +121,10 @@ class Failover:
 
     def _board(self, flight: Flight, worker: Worker) -> bool:
         message = self._flights.board(flight, worker.incarnation, self._clock())
-        flight.identity = worker.identity
+        before = flight.continued_by
+        flight.flies_by(worker.identity, worker.plan)
+        if flight.continued_by != before:
+            self.continued_by[flight.continued_by] += 1
         flight.limit(worker.ready.context_length if worker.ready else 0)
         self.routing.boarded(flight, worker)
         return self._send(worker.incarnation, message, flight.media)
@@ -161,7 +166,7 @@ class Failover:
         """Nobody can finish what another model began, though it now has that one's name."""
         for flight in self._flights.waiting():
             serving = [worker for worker in self._fleet if worker.serves and worker.model == flight.model]
-            if serving and not any(flight.goes_on_with(worker.identity) for worker in serving):
+            if serving and not any(_may_finish(worker, flight) for worker in serving):
                 flight.fail(Code.WORKER_UNAVAILABLE, REPLACED)
 
     # --- and off again ---
@@ -244,6 +249,10 @@ class Failover:
             elif waited_s > self._timeout_s:
                 message = f"The worker was lost, and no other has taken over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)
+
+
+def _may_finish(worker: Worker, flight: Flight) -> bool:
+    return flight.goes_on_with(worker.identity, stands_in=worker.stands_in)
 
 
 def listed(aboard: Sequence[Flight]) -> str:

@@ -23,6 +23,10 @@ RETRY_LOADING_S_DEFAULT = 5.0
 RETRY_ABSENT_S = 2.0
 
 
+LOADING_PATIENCE = 4
+"""So many times as long a worker that imports or loads may be silent before it is taken for hung."""
+
+
 class Verdict(Enum):
     """Why a worker gets no requests although it is connected."""
 
@@ -98,6 +102,16 @@ class Worker:
     @property
     def identity(self) -> str:
         return self.ready.identity if self.ready else ""
+
+    @property
+    def plan(self) -> str:
+        """What runs its model; empty: it does, alone."""
+        return self.ready.plan if self.ready else ""
+
+    @property
+    def stands_in(self) -> bool:
+        """It goes on with what another model began under its name."""
+        return self.ready is not None and self.ready.stands_in
 
     @property
     def store(self) -> str:
@@ -220,9 +234,11 @@ class Fleet:
         return found
 
     def hung(self, now: float, after_s: float) -> list[Worker]:
-        """Those who were ready, and have been under a verdict for so long: they may not come back alone."""
-        judged = [w for w in self._workers.values() if w.ready is not None and w.verdict is not None]
-        return [worker for worker in judged if now - worker.judged_at > after_s]
+        """Those who have been under a verdict for so long: they may not come back alone. Who loads may be
+        silent for longer."""
+        judged = [worker for worker in self._workers.values() if worker.verdict is not None]
+        limits = {True: after_s, False: LOADING_PATIENCE * after_s}
+        return [w for w in judged if now - w.judged_at > limits[w.ready is not None]]
 
     def advanced(self, worker: Worker, now: float) -> None:
         """Its model has made a step."""

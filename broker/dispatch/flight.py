@@ -94,7 +94,8 @@ class Flight:
     `answered`: the places of its texts that the client has the numbers of.
     `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
     it, and `beginnings` of its prompt. `identity`: of the model that it was aboard last; `model` is only the
-    name that was asked for.
+    name that was asked for. `plan`: of that worker. `continued_by`: the last plan that went on with what
+    another one had begun.
     """
 
     request: Request
@@ -109,6 +110,8 @@ class Flight:
     fingerprint: bytes = b""
     beginnings: Beginnings | None = None
     identity: str = ""
+    plan: str = ""
+    continued_by: str = ""
     tokens_max: int = TOKENS_MAX
     tokens: list[int] = field(default_factory=list)
     accepted: bool = False
@@ -145,11 +148,23 @@ class Flight:
             return True
         return not request.echo or (self.accepted and self.scored >= self.prompt_tokens)
 
-    def goes_on_with(self, identity: str) -> bool:
+    @property
+    def has_begun(self) -> bool:
+        """Its client has something of its answer, or of what is told of its prompt."""
+        return bool(self.progress or self.scored)
+
+    def goes_on_with(self, identity: str, *, stands_in: bool = False) -> bool:
         """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
-        an earlier version and does not say; then the name counts."""
-        has_begun = self.progress or self.scored
-        return not (has_begun and self.identity and identity) or self.identity == identity
+        an earlier version and does not say; then the name counts. `stands_in`: whatever it is, it may."""
+        if stands_in or not (self.has_begun and self.identity and identity):
+            return True
+        return self.identity == identity
+
+    def flies_by(self, identity: str, plan: str) -> None:
+        """It is aboard a worker with such a model, run by such a plan."""
+        if self.has_begun and (self.identity, self.plan) != (identity, plan):
+            self.continued_by = plan or "one process alone"
+        self.identity, self.plan = identity, plan
 
     def limit(self, context_length: int) -> None:
         """What it can get from the worker it is aboard now; 0: that one does not say."""
@@ -260,6 +275,8 @@ class Flight:
             return False
         if isinstance(terminal, Finished) and self.legs > 1:
             terminal = self._without_own_reuse(terminal)
+        if isinstance(terminal, Finished):
+            terminal = replace(terminal, continued_by=self.continued_by)
         self.terminal = terminal
         self._push(terminal)
         return True

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from protocol.hosts import Backend
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 
 def doctor(
     port: Annotated[int | None, typer.Option(help="Where a gateway is to listen.")] = None,
+    hosts: Annotated[Path | None, typer.Option(help="A hostfile: look at its machines instead.")] = None,
+    backend: Annotated[str | None, typer.Option(help="What is to connect them: ring or jaccl.")] = None,
+    model: Annotated[str, typer.Option(help="A model's folder that each of them must have.")] = "",
 ) -> None:
     """Look at this machine, and say what is wrong and what to do. Status 1 where something will not work."""
     import os
@@ -20,15 +27,21 @@ def doctor(
 
     from deploy.machine import doctor as doctoring
     from deploy.machine import facts
+    from deploy.machine import hosts as machines
     from deploy.serving import serve
     from protocol import settings
+    from protocol.hosts import HostsError, read
 
     try:
-        looked_at = port or serve.port([], os.environ)
-    except (settings.SettingsError, OSError) as error:
+        if hosts is None:
+            findings = doctoring.examine(facts.gather(port or serve.port([], os.environ)))
+        else:
+            known = read(hosts)
+            connected: Backend = "jaccl" if (backend or known.backend) == "jaccl" else "ring"
+            findings = machines.examine(hosts, known, connected, machines.ask(known, model))
+    except (settings.SettingsError, HostsError, OSError) as error:
         settings.exit_with("roundhouse doctor", error)
     console = Console(highlight=False)
-    findings = doctoring.examine(facts.gather(looked_at))
     for finding in findings:
         verdict = finding.verdict.value
         head = (f"{verdict:<6}", _STYLES[verdict]), (f"{finding.about:<16}", "bold")

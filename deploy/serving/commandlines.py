@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import Child
-from deploy.supervisor.models import ServedModel
+from deploy.supervisor.models import OF_SETS, ServedModel, plan_b
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
@@ -45,6 +48,10 @@ GATEWAY_FLAGS = (
     "log_level",
 )
 WORKER_FLAGS = (
+    "hosts",
+    "split",
+    "backend",
+    "hosts_port",
     "max_running",
     "text_only",
     "prefix_cache_ram",
@@ -81,8 +88,27 @@ def child_commands(
     for model in served:
         argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
         name = f"worker[{model.name}]" if several else "worker"
-        children += [Child(child, argv, dict(bare), model=model) for child in replica_names(name, model)]
+        second, fallback = plan_b(model), None
+        if second is not None:
+            flags = worker_flags(_without_hosts(given), second, several)
+            fallback = Child(name, [*python_module("worker"), *meeting, *flags], dict(bare), model=second)
+        for child in replica_names(name, model):
+            own = fallback and replace(fallback, name=child)
+            children.append(
+                Child(
+                    child,
+                    argv,
+                    dict(bare),
+                    model=model,
+                    fallback=own,
+                    fallback_after_s=model.fallback_after,
+                )
+            )
     return children
+
+
+def _without_hosts(given: ServeSettings) -> ServeSettings:
+    return msgspec.structs.replace(given, **dict.fromkeys(OF_SETS))
 
 
 def replica_names(name: str, model: ServedModel) -> list[str]:

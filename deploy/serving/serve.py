@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from deploy.serving import models
 from deploy.serving.commandlines import child_commands, worker_flags
 from deploy.serving.file import table
+from deploy.serving.hosts import with_fallback, wrong_hosts
 from deploy.serving.settings import ABOUT, PORT, PROGRAM, ServeSettings
 from deploy.supervisor.child import Child
 from deploy.supervisor.models import ServedModel
@@ -31,10 +32,13 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
         given = own_settings(argv, environ)
     named = (given.model if given else ()) or _model_of_worker(config)
     served = models.read(named, config, errors, replicas=given.replicas if given else 1)
+    if given is not None and len(served) == 1:
+        served = [with_fallback(served[0], given)]
     if given is not None:
         with _collected(errors):
             given = _with_budget(given, served)
         errors += _refused_by_workers(given, served, config, environ)
+        errors += wrong_hosts(given, served)
     errors += settings.unknown_keys(WorkerSettings, "worker", table("worker", config), config or "")
     if errors or given is None:
         raise SettingsError("\n".join(dict.fromkeys(errors)))

@@ -13,6 +13,7 @@ from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
+from protocol.hosts import Backend, Mode
 from protocol.parts import Share
 from protocol.settings import public_name
 from protocol.sizes import Size
@@ -69,6 +70,34 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = ()
     curve_keys: Annotated[
         Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint off loopback")
+    ] = None
+    hosts: Annotated[
+        Path | None,
+        Meta(description="hostfile of the machines that run the model together, this one first"),
+    ] = None
+    split: Annotated[
+        Mode | None,
+        Meta(description="how they share it: tensor or pipeline (default: as family and backend like)"),
+    ] = None
+    backend: Annotated[
+        Backend | None,
+        Meta(description="what connects them: ring or jaccl (default: what the hostfile says, else ring)"),
+    ] = None
+    hosts_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65000)] | None,
+        Meta(description="their first port, counted up from there for each (default: 32323)"),
+    ] = None
+    fallback: Annotated[
+        str | None,
+        Meta(description="another model that takes its place, under its name, when it does not come back"),
+    ] = None
+    fallback_hosts: Annotated[
+        Path | None,
+        Meta(description="hostfile of those that then run it (default: this machine alone)"),
+    ] = None
+    fallback_after_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Meta(description="seconds until then (default: 60); longer than it takes to load"),
     ] = None
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")

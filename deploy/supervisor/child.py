@@ -9,17 +9,22 @@ import msgspec
 
 from deploy.supervisor.models import ServedModel
 
+HOSTS = "--hosts="
+"""What a worker is told its hostfile by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Child:
     """`env` is its whole environment. `hears`: it is the gateway, and on the line to the supervisor. `model`:
-    what it serves, where it is a worker."""
+    what it serves, where it is a worker. `fallback`: how it is run when it has been down for so long."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
     hears: bool = False
     model: ServedModel | None = None
+    fallback: Child | None = None
+    fallback_after_s: float = 0.0
 
     @property
     def program(self) -> list[str]:
@@ -31,9 +36,16 @@ class Child:
         """What that module is told."""
         return list(self.argv[len(self.program) :])
 
+    @property
+    def is_set(self) -> bool:
+        """Whether it is a worker whose model several processes run: the first of them, which starts the
+        others at ports that are theirs alone."""
+        return any(word.startswith(HOSTS) for word in self.argv)
+
     def can_become(self, other: Child) -> bool:
-        """Whether it differs from the other one in what it is told alone, and both are workers."""
-        workers = self.model is not None and other.model is not None
+        """Whether it differs from the other one in what it is told alone, and both are workers. A set has no
+        use for a spare: it would wait for its other processes all the same."""
+        workers = self.model is not None and other.model is not None and not self.is_set
         return workers and bool(self.program) and (self.program, self.env) == (other.program, other.env)
 
     def swapped(self, model: str) -> Child:

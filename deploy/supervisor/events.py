@@ -96,6 +96,13 @@ class Give:
 
 
 @dataclass(frozen=True, slots=True)
+class Fall:
+    """Whatever starts for this child from now on is run by its second plan."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     name: str
 
@@ -121,7 +128,7 @@ class Reloaded:
     text: str
 
 
-Decision = Start | Give | Terminate | Kill | Report | Reloaded
+Decision = Start | Give | Fall | Terminate | Kill | Report | Reloaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ and ends the old one when the successor serves; or behind it, under the same nam
 its death is no more than the end of the reload, and the old one stays. In a swap, the old one is *leaving*
 before it is told to end: until it is said to be `Idle`, or its time is up.
 
-A child that is due may be given the *spare* (`spares`) instead of a process of its own.
+A child that is due may be given the *spare* (`spares`) instead of a process of its own. One that cannot come
+back as it was may be run in another way (`falls`).
 
 What must always hold: a child is started only when it does not run; once a stop has begun none is started;
 children end in the order given, each when the one before it is GONE; all are GONE before `status` is set.
@@ -52,6 +53,7 @@ from deploy.supervisor.events import (
     describe,
     reason_of,
 )
+from deploy.supervisor.falls import Falls
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from protocol.orders import Stage
@@ -83,6 +85,7 @@ class Lifecycle:
         replicas: Sequence[Collection[str]] = (),
         loading: Collection[str] = (),
         spares: Spares | None = None,
+        falls: Falls | None = None,
     ) -> None:
         """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
         `on_demand`: children that run when they are `wanted`, each with a policy of its own. `replicas`:
@@ -98,6 +101,7 @@ class Lifecycle:
             loading=loading,
         )
         self._spares = spares or Spares((), policy)
+        self._falls = falls or Falls({})
         for name in self._on_demand.keys() - self._wanted:
             self._children[name].state = State.PARKED
         self._policy = policy
@@ -135,7 +139,7 @@ class Lifecycle:
         due = [entry.due for entry in self._children if entry.state in TIMED or entry.leaving]
         if self._reload is not None and not self._reload.serving:
             due.append(self._reload.due)
-        return min([*due, *self._spares.wake_at()], default=None)
+        return min([*due, *self._spares.wake_at(), *self._falls.wake_at()], default=None)
 
     def handle(self, event: Event | None, now: float) -> list[Decision]:
         """What is to be done now, in this order."""
@@ -146,6 +150,7 @@ class Lifecycle:
         decisions += self._end_retired(now)
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
+        decisions += self._falls.follow(self._children, now)
         self._revive(now)
         starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
         decisions += self._spares.hand_out(starts, now)
@@ -177,6 +182,7 @@ class Lifecycle:
         entry = self._children.get(event.name)
         if event.word == "loaded" and entry is not None and entry.state is State.RUNNING:
             entry.loaded_at = now
+            self._falls.loaded(entry.child)
         return self._spares.said(event)
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
@@ -195,6 +201,8 @@ class Lifecycle:
         if in_vain:
             entry.state, entry.due = State.WAITING, now
             return [Report(f"{what}; it was the spare, and starts in the old way", logging.WARNING)]
+        if self._falls.has_landed(entry, now):
+            return [Report(what)]
         reload, failed = self._reload, list[Decision]()
         if reload is not None and reload.new == entry.name and not reload.serving:
             failed = self._end_reload(False, f"the new process did not get ready: {what}")
@@ -207,12 +215,18 @@ class Lifecycle:
         return [*failed, *self._restart(entry, event, what, now)]
 
     def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
-        if isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION:
+        is_hopeless = isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION
+        if is_hopeless and self._falls.may_fall(entry.child):
+            return [Report(what, logging.WARNING), *self._falls.fall(entry, "a restart cannot help", now)]
+        if is_hopeless:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
         count = self.ends(entry.child).count + 1
         self._ends[entry.child] = Ends(count, what, reason_of(event), at=now)
         policy = self._on_demand.get(entry.child) or self._of_replicas.get(entry.child, self._policy)
+        self._falls.died(entry.child, now)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
+        if delay_s is None and self._falls.may_fall(entry.child):
+            return [Report(what, logging.WARNING), *self._falls.fall(entry, "it dies too often", now)]
         if delay_s is None:
             why = f"more than {policy.limits.deaths_max} ends within {policy.limits.window_s:g} s, giving up"
             return self._give_up(entry, f"{what}; {why}", EXIT_GAVE_UP, now)

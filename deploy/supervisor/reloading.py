@@ -87,6 +87,12 @@ class Reloads:
             self.programs[name] = self._after
         return ReloadAsked(name, beside, swap=self._after.model != self._before.model)
 
+    def fall(self, child: str) -> None:
+        """It is run by its second plan from now on."""
+        plan = self.programs[child].fallback
+        assert plan is not None, "it has one"
+        self.programs[child] = self.programs[other_name(child)] = plan
+
     def ended(self, done: bool, text: str) -> tuple[bool, str] | None:
         """What became of the child whose turn it was. The answer to the order, unless more are to come."""
         name, *self._to_come = self._to_come

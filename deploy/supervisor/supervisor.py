@@ -26,6 +26,7 @@ from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
+    Fall,
     Give,
     Idle,
     Kill,
@@ -38,6 +39,7 @@ from deploy.supervisor.events import (
     Terminate,
     Wanted,
 )
+from deploy.supervisor.falls import Falls
 from deploy.supervisor.gatewayline import GatewayLine
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, weight_bytes, weights_of
@@ -113,6 +115,7 @@ class Supervisor:
             replicas=[names for names in self._models.values() if len(names) > 1],
             loading=[child.name for child in workers if child.program],
             spares=Spares(takers, RestartPolicy(limits)),
+            falls=Falls({each.name: each.fallback_after_s for each in workers if each.fallback}),
         )
 
     def run(self) -> int:
@@ -208,10 +211,12 @@ class Supervisor:
         child = self._reloads.next
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
+        is_set = self._reloads.programs[child].is_set
         swap_for = self._reloads.swap_for
         swapped = weight_bytes(swap_for) if swap_for is not None else None
         needed = max(self._taken_bytes(child), swapped or 0)
-        return self._reloads.ask(name, runs=runs, beside=not runs or self._fits(needed))
+        beside = not runs or (not is_set and self._fits(needed))
+        return self._reloads.ask(name, runs=runs, beside=beside)
 
     def _fits(self, needed_bytes: int) -> bool:
         taken = sum(map(self._taken_bytes, self._workers()))
@@ -283,6 +288,8 @@ class Supervisor:
                     self._events.put(NotStarted(name, "the spare cannot be told"))
             case Reloaded():
                 self._reloaded(decision)
+            case Fall(child):
+                self._reloads.fall(child)
             case Terminate(name):
                 self._processes.terminate(name)
             case Kill(name):
@@ -326,7 +333,7 @@ def _by_model(workers: Sequence[Child]) -> dict[str, list[str]]:
 
 def _spare_for(workers: Sequence[Child]) -> Child | None:
     """A process that can become the first of them, and those like it."""
-    first = next((child for child in workers if child.program), None)
+    first = next((child for child in workers if child.program and not child.is_set), None)
     if first is None:
         return None
     return replace(first, name=SPARE, argv=first.program)

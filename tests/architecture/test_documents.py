@@ -32,6 +32,7 @@ OF_COMMANDS = {
     "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
     # of programs that are not ours
     "--auth-type", "--branch", "--hf-path", "--user",
+    "--over", "--auto-setup", "--output-hostfile", "--hostfile",
 }  # fmt: skip
 
 

@@ -189,6 +189,8 @@ FULL: list[Message] = [
         identity="0f" * 16,
         start_s={"imports": 2.5, "weights": 0.125},
         store="mac-studio.local:801:2f",
+        plan="org/model, tensor over 2 processes",
+        stands_in=True,
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -290,6 +292,7 @@ FULL: list[Message] = [
         ),
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
         stop="</end>",
+        continued_by="org/small, one process alone",
     ),
     Failed(
         incarnation=WORKER,
@@ -996,6 +999,47 @@ BEFORE_REPLICAS: list[Message] = [
 ]
 """As `FULL` before several workers of a model were told apart."""
 
+BEFORE_PLANS: list[Message] = [
+    Ready(
+        incarnation=WORKER,
+        model="org/model",
+        context_length=262144,
+        running_max=16,
+        parameters=2**35,
+        capabilities=Capabilities(
+            images=True,
+            videos=True,
+            tools=True,
+            thinking=True,
+            system_in_place=True,
+            generation=False,
+            embeddings=True,
+            rerank=True,
+        ),
+        cache_bytes_max=2**36,
+        tokens_max=2**22,
+        identity="0f" * 16,
+        start_s={"imports": 2.5, "weights": 0.125},
+        store="mac-studio.local:801:2f",
+    ),
+    Finished(
+        incarnation=WORKER,
+        id="chatcmpl-1",
+        reason="length",
+        usage=Usage(
+            prompt_tokens=300,
+            completion_tokens=64,
+            cached_tokens=256,
+            reasoning_tokens=48,
+            accepted_tokens=40,
+            rejected_tokens=5,
+        ),
+        timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
+        stop="</end>",
+    ),
+]
+"""As `FULL` before a model could be run by several processes, and another plan go on with its answers."""
+
 
 def _whole(message: Message) -> Message:
     """A message of `FULL` without what is told of parts of a prompt that are left out."""
@@ -1007,7 +1051,7 @@ def _whole(message: Message) -> Message:
         case Reused():
             return replace(message, reuse=REUSE)
         case Finished(usage=usage):
-            return replace(message, usage=replace(usage, sparse_tokens=0))
+            return replace(message, usage=replace(usage, sparse_tokens=0), continued_by="")
     return message
 
 
@@ -1033,6 +1077,7 @@ KINDS = {
     "before_sources": BEFORE_SOURCES,
     "before_laps": BEFORE_LAPS,
     "before_replicas": BEFORE_REPLICAS,
+    "before_plans": BEFORE_PLANS,
     "before_sparse": BEFORE_SPARSE,
 }
 

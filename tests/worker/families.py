@@ -97,7 +97,7 @@ def _faults(model: Model, name: str, seeds: int, oracle: Oracle, *, whole: bool)
         played = play(model, name, seed, oracle, ROWS, whole=whole)
         seen |= played.seen
         tokens = max(tokens, played.tokens)
-        wrong = [found for found in played.differences if not _is_tie(name, found)]
+        wrong = [found for found in played.differences if not is_tie(name, found)]
         faults += [f"seed {seed}, {found.job.name}, token {found.index}" for found in wrong]
     if missing - seen:
         faults.append(f"never {' or '.join(sorted(missing - seen))}")
@@ -106,7 +106,7 @@ def _faults(model: Model, name: str, seeds: int, oracle: Oracle, *, whole: bool)
     return faults
 
 
-def _is_tie(name: str, found: Difference) -> bool:
+def is_tie(name: str, found: Difference) -> bool:
     """Whether rounding may have turned two tokens about; of penalized ones it is not known."""
     return found.job.draw.repetition_penalty == 1 and gap(name, found) <= TIE
 

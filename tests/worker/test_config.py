@@ -8,7 +8,8 @@ import pytest
 
 from protocol import settings
 from protocol.workersettings import WorkerSettings
-from worker.config import cache_folder, prefix_folder
+from worker.config import SET_STALL_S_MAX, cache_folder, of_set, prefix_folder
+from worker.line.service import STALL_S_MAX
 
 
 def read(*argv: str) -> WorkerSettings:
@@ -87,3 +88,9 @@ def test_the_users_cache_folder_is_the_platforms(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder(environ, platform) == tmp_path / expected
+
+
+def test_a_set_keeps_nothing_on_disk_and_gives_up_soon_unless_told_otherwise() -> None:
+    assert of_set(read()).prefix_cache_disk == 0
+    assert of_set(read()).stall_timeout_s == SET_STALL_S_MAX < STALL_S_MAX
+    assert of_set(read("--stall-timeout", "300")).stall_timeout_s == 300

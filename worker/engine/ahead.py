@@ -27,7 +27,7 @@ from worker.engine.caches.ragged import FED_MAX
 from worker.engine.group import Company, Member, shifts_of
 from worker.engine.hearing import Ear
 from worker.engine.sampling.helpers import Helpers
-from worker.engine.sampling.sampler import Sampler
+from worker.engine.sampling.sampler import Agree, Sampler
 
 DRAWN_VALUES_MAX = 4 * 2**20
 """From so many logits tokens that are not greedy are drawn at once: most of them may not be looked at."""
@@ -46,8 +46,12 @@ class Said:
 class AheadGroup(Company):
     """Rows that decode in one forward pass, drafts and all."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear) -> None:
-        """`fresh` makes empty caches of a single row. `ear`: is told of what stays in the caches."""
+    def __init__(
+        self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear, agree: Agree | None = None
+    ) -> None:
+        """`fresh` makes empty caches of a single row. `ear`: is told of what stays in the caches.
+        `agree`: see `Sampler`."""
+        self._agree = agree
         self.members: list[Member] = []
         self.quiet = 0
         """Steps since drafts were made for any row."""
@@ -118,7 +122,8 @@ class AheadGroup(Company):
     def _drawn_at_once(self, logits: mx.array, guesses: Sequence[Sequence[int]]) -> list[Said]:
         width, begins = logits.shape[1], [len(backlog) - 1 for backlog in self._backlogs]
         if width not in self._wide:
-            self._wide[width] = Sampler([member.row for member in self.members for _ in range(width)])
+            rows = [member.row for member in self.members for _ in range(width)]
+            self._wide[width] = Sampler(rows, self._agree)
         positions = [
             max(0, member.length + column - begin)
             for member, begin in zip(self.members, begins, strict=True)
@@ -198,7 +203,7 @@ class AheadGroup(Company):
         self._wide.clear()
         if self._sampler is not None:
             self._sampler.release()
-        self._sampler = Sampler([member.row for member in self.members])
+        self._sampler = Sampler([member.row for member in self.members], self._agree)
 
     def source(self, member: Member) -> tuple[RowCaches, int]:
         """Copies of a row's caches, behind all that it has said, lazily; and its place in them."""
@@ -239,8 +244,11 @@ def _token(member: Member) -> int:
 class Ahead:
     """All rows of an engine that are fed drafts, in groups of like length."""
 
-    def __init__(self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear) -> None:
-        """See `AheadGroup`."""
+    def __init__(
+        self, model: nn.Module, fresh: Callable[[], RowCaches], ear: Ear, agree: Agree | None = None
+    ) -> None:
+        """See `AheadGroup`. `agree`: see `Sampler`."""
+        self._agree = agree
         self.groups: list[AheadGroup] = []
         self._model = model
         self._fresh = fresh
@@ -253,7 +261,7 @@ class Ahead:
             if grouping.ratio([[*lengths, *(m.length for m in group.living)]]) <= grouping.RATIO_MAX:
                 break
         else:
-            group = AheadGroup(self._model, self._fresh, self._ear)
+            group = AheadGroup(self._model, self._fresh, self._ear, self._agree)
             self.groups.append(group)
         group.reseat(members, self._fresh)
 

@@ -38,7 +38,7 @@ from worker.engine.group import Group, Member
 from worker.engine.hearing import Deaf, Ear
 from worker.engine.sampling.helpers import Helpers, Job
 from worker.engine.sampling.row import Row
-from worker.engine.sampling.sampler import Sampled
+from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
 from worker.engine.trees import arrays_of, held_bytes
@@ -66,10 +66,12 @@ class BatchEngine:
         abilities: Abilities | None = None,
         drafter: Drafter | None = None,
         ear: Ear | None = None,
+        agree: Agree | None = None,
     ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows are to have images.
         `abilities`: what its rows can do; None: that is tried, on the model as it is. `drafter`: shares the
-        memory for caches. `ear`: the drafter's, if it guesses by what the model thinks."""
+        memory for caches. `ear`: the drafter's, if it guesses by what the model thinks. `agree`: see
+        `Sampler`."""
         self._model = model
         self._fresh = partial(make_prompt_cache, model)
         """Makes empty caches of a row. No method: who has it must not keep the engine alive."""
@@ -88,7 +90,8 @@ class BatchEngine:
         self._joining: list[Member] = []
         self._groups: list[Group] = []
         self._ear = ear or Deaf()
-        self._ahead = Ahead(model, self._fresh, self._ear)
+        self._ahead = Ahead(model, self._fresh, self._ear, agree)
+        self._new_group = partial(Group, agree)
         self._unread: list[_Unread] = []
         self._helpers = Helpers()
         self._advanced = 0
@@ -322,7 +325,7 @@ class BatchEngine:
         """Who joins which group, where every row has one of its own."""
         coming: list[list[Member]] = [[] for _ in self._groups]
         coming += [[member] for member in joining]
-        self._groups += [Group() for _ in joining]
+        self._groups += [self._new_group() for _ in joining]
         return coming
 
     def _placed(self, joining: list[Member]) -> list[list[Member]]:
@@ -332,7 +335,7 @@ class BatchEngine:
         for member in sorted(joining, key=lambda member: -member.columns):
             place = grouping.place(lengths, member.columns)
             if place == len(lengths):
-                self._groups.append(Group())
+                self._groups.append(self._new_group())
                 lengths.append([])
                 coming.append([])
             lengths[place].append(member.columns)
@@ -341,7 +344,7 @@ class BatchEngine:
             return coming
         everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
         parts = grouping.partition([member.columns for member in everybody])
-        self._groups = [Group() for _ in parts]
+        self._groups = [self._new_group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
 
     def _advance(self, tokens: int) -> None:

@@ -13,7 +13,7 @@ from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.gaps import gapped
 from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.row import Row
-from worker.engine.sampling.sampler import Drawing, Sampled, Sampler
+from worker.engine.sampling.sampler import Agree, Drawing, Sampled, Sampler
 from worker.engine.trees import held_bytes
 
 
@@ -74,8 +74,10 @@ class Company:
 class Group(Company):
     """A row that is alone keeps its own caches: they are quicker than a batch of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Agree | None = None) -> None:
+        """`agree`: see `Sampler`."""
         self.members: list[Member] = []
+        self._agree = agree
         self._tokens = mx.array([], mx.uint32)
         self._sampler: Sampler | None = None
         self._drawing: Drawing | None = None
@@ -146,7 +148,7 @@ class Group(Company):
             member.token, member.caches = None, []
         if self._sampler is not None:
             self._sampler.release()
-        self._sampler = Sampler([member.row for member in self.members])
+        self._sampler = Sampler([member.row for member in self.members], self._agree)
 
     def _seat_around_own(self, joining: Sequence[Member], fresh: Callable[[], RowCaches]) -> Sequence[int]:
         """Of rows that are no batch yet: none or one that is here, and those that join."""

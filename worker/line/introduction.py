@@ -61,8 +61,9 @@ def ready_to_encode(incarnation: str, facts: Facts, settings: WorkerSettings) ->
     )
 
 
-def ready_of(incarnation: str, facts: Facts, policy: Policy) -> Ready:
-    """That the model can serve, and how much at once. To be asked on the model thread."""
+def ready_of(incarnation: str, facts: Facts, policy: Policy, *, stands_in: bool = False) -> Ready:
+    """That the model can serve, and how much at once. To be asked on the model thread. `stands_in`: see
+    `Ready`."""
     ledger = Ledger(policy.bytes_max, policy.row_bytes)
     return Ready(
         incarnation=incarnation,
@@ -74,4 +75,6 @@ def ready_of(incarnation: str, facts: Facts, policy: Policy) -> Ready:
         cache_bytes_max=policy.bytes_max,
         tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
         identity=facts.identity,
+        plan=facts.plan,
+        stands_in=stands_in,
     )

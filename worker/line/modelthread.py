@@ -125,7 +125,7 @@ class ModelThread:
     def _make_loop(self, model: Model) -> Loop:
         settings = self._settings
         policy = policy_of(settings, model)
-        ready = ready_of(self._incarnation, model.facts, policy)
+        ready = ready_of(self._incarnation, model.facts, policy, stands_in=settings.stands_in)
         if ready.context_length < model.facts.context_length:
             log.warning(
                 "memory holds a context of %d tokens, of the model's %d",

@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 STOP_WAIT_S = 2.0
+STALL_S_MAX = 120.0
+"""Where nothing else is said."""
 
 
 class Service:
@@ -241,7 +243,7 @@ class Service:
         counters = self._model.counters
         if counters.steps != steps or counters.running == 0:
             self._last_step = counters.steps, now
-        elif now - since > self._settings.stall_timeout_s and self._outbox.depth() == 0:
+        elif now - since > (self._settings.stall_timeout_s or STALL_S_MAX) and self._outbox.depth() == 0:
             log.critical("no step for %.0f s with %d rows running", now - since, counters.running)
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
             sys.stderr.flush()

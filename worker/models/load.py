@@ -23,7 +23,6 @@ from worker.contract import (
     Facts,
     Model,
     ModelError,
-    NoRoomError,
     Progress,
 )
 from worker.drafts import Drafter
@@ -31,15 +30,15 @@ from worker.laps import Laps
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import prepare_device
 from worker.models.drafting import DraftModel, find_draft, load_draft
-from worker.models.explain import describe, explain, explain_blindness, in_bytes
+from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
+from worker.models.room import Room
 from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
     from worker.engine.sight import VisionNetwork
     from worker.models.eyes import Eyes
-    from worker.models.memory import Budget
     from worker.models.rehearsal import Open
     from worker.models.tokenizers import Tokenizers
 
@@ -68,6 +67,7 @@ class ModelLoader:
         memory_budget: int | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        stands_in: bool = False,
         draft_model: str | None = None,
         uses_heads: bool = False,
         trials: Path | None = None,
@@ -75,8 +75,9 @@ class ModelLoader:
     ) -> None:
         """`model` None: the embedded one. `served_name`: what clients call it; None: as it is called itself.
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
-        see, though it could. `draft_model`: guesses what it says next; `uses_heads`:
-        without one, layers of its own do, if it has such.
+        see, though it could. `stands_in`: it takes the place of another, so its plan has a name.
+        `draft_model`: guesses what it says next; `uses_heads`: without one, layers of its own do, if it has
+        such.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
@@ -84,12 +85,11 @@ class ModelLoader:
         self._model = model
         self._task = task
         self._text_only = text_only
+        self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
+        self._room = Room(self.name, memory_headroom, memory_limit_bytes, memory_budget)
         self._draft_model = draft_model
         self._uses_heads = uses_heads
         self._draft: DraftModel | None = None
-        self._memory_headroom = memory_headroom
-        self._memory_limit_bytes = memory_limit_bytes
-        self._memory_budget = memory_budget
         self._trials = trials
         self._laps = laps or Laps()
 
@@ -102,7 +102,7 @@ class ModelLoader:
         files = weight_files(folder, self.name)
         self._draft = find_draft(self._draft_model) if self._draft_model else None
         weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
-        budget = self._budget(weight_bytes)
+        budget = self._room.budget(weight_bytes)
         task = find_task(folder, config, name_of(self._model), self._task)
         prepare_device(budget)
         model, reason = self._attempt(folder, config, task, progress)
@@ -117,6 +117,7 @@ class ModelLoader:
             cache_bytes_max=budget.left_for_caches(weight_bytes),
             fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
+            plan=self._plan,
         )
         model = replace(model, facts=facts)
         self._laps.lap("fingerprint")
@@ -133,37 +134,6 @@ class ModelLoader:
         config = read_config(folder, self.name)
         require_known(config, self.name)
         return config
-
-    def _budget(self, weight_bytes: int) -> Budget:
-        """What the process may take. Raises `ModelError` if the machine can never hold the weights, and
-        `NoRoomError` if it cannot just now."""
-        from worker.models.memory import await_room, look
-
-        limit = self._memory_limit_bytes
-        most = self._within_share(look().total if limit is None else limit)
-        if weight_bytes > most.usable:
-            raise ModelError(
-                f"{self._too_large(weight_bytes, most)} Choose a smaller or more strongly quantized "
-                "model: `roundhouse pull` names some that fit."
-            )
-        if limit is not None:
-            return most
-        budget = await_room(weight_bytes, self._memory_headroom)
-        if weight_bytes > budget.usable:
-            raise NoRoomError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
-        return self._within_share(budget.limit)
-
-    def _within_share(self, limit: int) -> Budget:
-        """What it may take of so many bytes that there are."""
-        from worker.models.memory import Budget
-
-        return Budget(min(limit, self._memory_budget or limit), self._memory_headroom)
-
-    def _too_large(self, weight_bytes: int, budget: Budget) -> str:
-        return (
-            f"{self.name}: its weights take {in_bytes(weight_bytes)}, and of {in_bytes(budget.limit)} there "
-            f"may be used {in_bytes(budget.usable)}."
-        )
 
     def _attempt(
         self, folder: Path, config: ModelConfig, task: Task, progress: Progress

@@ -16,6 +16,7 @@ from worker.drafts import Drafter
 from worker.engine.caches.trial import Abilities
 from worker.engine.engine import BatchEngine
 from worker.engine.heads import Heads
+from worker.engine.sampling.sampler import Agree
 from worker.models.config import ModelConfig
 from worker.models.draw import read_defaults
 from worker.models.eyes import Eyes
@@ -43,10 +44,11 @@ def build_text_model(
     *,
     abilities: Abilities | None = None,
     tokenizers: Tokenizers | None = None,
+    agree: Agree | None = None,
 ) -> Model:
     """`network`: called as `network(tokens, cache=…)`, a `VisionNetwork` where there are `eyes`. `drafter`:
     guesses what it says next. `abilities`: what its rows can do, if that is known. `tokenizers`: some that
-    are open. Raises `ModelError` without a tokenizer."""
+    are open. `agree`: see `Sampler`. Raises `ModelError` without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     tokenizer = _first(tokenizers, name, folder)
     defaults, size, held = _defaults(folder), config.vocabulary or len(tokenizer), Held()
@@ -58,7 +60,7 @@ def build_text_model(
         return SeeingPreparer(tokenizer, rules, eyes, held) if eyes else TextPreparer(tokenizer, rules, held)
 
     ear = drafter if isinstance(drafter, Heads) else None
-    engine = BatchEngine(network, abilities, drafter, ear)
+    engine = BatchEngine(network, abilities, drafter, ear, agree)
     for reason in engine.abilities.reasons:
         log.info("%s: %s", name, reason)
     seen = eyes.placeholders if eyes else {}

@@ -200,7 +200,8 @@ def _ending(finished: Finished) -> dict[str, Any]:
     """Whole calls count more than the stop string behind them: they are to be carried out."""
     stopped = finished.reason == "stop" and finished.stop
     reason = "stop_sequence" if stopped else _REASONS.get(finished.reason, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": finished.stop if stopped else None}
+    ending = {"stop_reason": reason, "stop_sequence": finished.stop if stopped else None}
+    return ending | ({"continued_by": finished.continued_by} if finished.continued_by else {})
 
 
 def _opened(block: Opened) -> dict[str, Any]:

@@ -91,12 +91,13 @@ class Answer:
     def _finish(self, finished: Finished) -> Iterator[Event]:
         complete = finished.reason != "length"
         yield from self._output.close(complete=complete)
-        usage = usage_object(finished.usage)
+        told: dict[str, Any] = {"usage": usage_object(finished.usage)}
+        if finished.continued_by:
+            told["continued_by"] = finished.continued_by
         if complete:
-            yield self._end("completed", completed_at=int(self._clock()), usage=usage)
+            yield self._end("completed", completed_at=int(self._clock()), **told)
         else:
-            details = {"reason": "max_output_tokens"}
-            yield self._end("incomplete", incomplete_details=details, usage=usage)
+            yield self._end("incomplete", incomplete_details={"reason": "max_output_tokens"}, **told)
 
     def _fail(self, error: RequestError) -> Iterator[Event]:
         """With an error, told twice: SDKs raise the first event, agents look at the second."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.dialects import answer, chat, completions
 from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
@@ -276,3 +277,18 @@ def test_streamed_and_whole_answers_say_the_same(
         for field in choice["logprobs"].keys() - {"refusal"}:
             parts = [one["logprobs"][field] for one in mine if one["logprobs"]]
             assert [entry for part in parts for entry in part] == choice["logprobs"][field]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_another_plan_went_on_with_is_said_where_the_choice_ends(name: str) -> None:
+    end = replace(finished("length"), continued_by='small, "alone"')
+    items: list[Batch] = [(0, [accepted(), delta("a"), end])]
+    *chunks, _, done = documents(stream(FORMS[name](1), 1).feed(items))
+    assert done == "[DONE]"
+    assert [chunk.get("continued_by") for chunk in chunks if "continued_by" in chunk] == ['small, "alone"']
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["continued_by"] == 'small, "alone"'
+    document = json.loads(whole(FORMS[name](1), 1).feed(items))
+    assert document["continued_by"] == 'small, "alone"'
+    plain = json.loads(whole(FORMS[name](1), 1).feed([(0, [accepted(), delta("a"), finished()])]))
+    assert "continued_by" not in plain

@@ -6,7 +6,14 @@ from collections import Counter
 
 import pytest
 
-from broker.dispatch.fleet import RETRY_ABSENT_S, RETRY_LOADING_S_DEFAULT, Fleet, Verdict, Worker
+from broker.dispatch.fleet import (
+    LOADING_PATIENCE,
+    RETRY_ABSENT_S,
+    RETRY_LOADING_S_DEFAULT,
+    Fleet,
+    Verdict,
+    Worker,
+)
 from protocol.errors import Code, RequestError
 from protocol.messages import Heartbeat, Hello, Loading, Ready
 from protocol.parts import Capabilities
@@ -186,8 +193,8 @@ def test_the_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -
     assert yard.fleet.sweep(yard.now) == []
 
 
-def test_only_who_was_ready_and_stays_under_a_verdict_counts_as_hung(yard: Yard) -> None:
-    hung, wakes, _loading = yard.serving("w1"), yard.serving("w2"), yard.hello("w3")
+def test_who_stays_under_a_verdict_counts_as_hung_and_who_loads_later(yard: Yard) -> None:
+    hung, wakes, loading = yard.serving("w1"), yard.serving("w2"), yard.hello("w3")
     yard.now += SILENT_S + 1
     yard.fleet.sweep(yard.now)
     yard.beat(wakes)
@@ -198,6 +205,9 @@ def test_only_who_was_ready_and_stays_under_a_verdict_counts_as_hung(yard: Yard)
     yard.beat(wakes)
     yard.fleet.sweep(yard.now)
     assert yard.fleet.hung(yard.now, after_s=2) == [hung]
+    yard.now += 2 * LOADING_PATIENCE
+    yard.fleet.sweep(yard.now)
+    assert set(yard.fleet.hung(yard.now, after_s=2)) >= {hung, loading}
 
 
 # --- where a request goes ----------------------------------------------------------------------------

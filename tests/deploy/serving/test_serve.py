@@ -84,11 +84,14 @@ def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
             return f"/some/{name}"
 
 
-def test_everything_that_serve_is_told_for_others_reaches_them() -> None:
+def test_everything_that_serve_is_told_for_others_reaches_them(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
     fields = {f.name: f for f in msgspec.inspect.type_info(ServeSettings).fields}  # type: ignore[attr-defined]
     shared = dict.fromkeys((*GATEWAY_FLAGS, *WORKER_FLAGS))
     values = {name: a_value_for(name, fields[name].type) for name in shared}
     assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
+    values |= {"hosts": str(hosts), "backend": "ring"}
     switches = [f"--{name.replace('_', '-')}" for name in SWITCHES]
     words = [
         f"--{fields[name].encode_name.replace('_', '-')}={value}"

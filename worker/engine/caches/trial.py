@@ -75,25 +75,34 @@ class Abilities:
     reasons: tuple[str, ...] = ()
 
 
-def find_abilities(stage: Stage) -> Abilities:
-    """Raises what upstream's model raises where not even a single row runs."""
+def find_abilities(stage: Stage, agree: Callable[[bool], bool] = bool, *, alike: bool = True) -> Abilities:
+    """Raises what upstream's model raises where not even a single row runs.
+
+    Of a network that several processes run together, each of them has to try the same: `agree` says of each
+    verdict whether all have it, and `alike` whether their caches are of the same kinds.
+    """
     is_far = stage.threshold > THRESHOLD_TOKENS_MAX
     trial = _Trial(stage.network, NEAR_TOKENS if is_far else stage.threshold)
     reasons: list[str] = []
 
     def can(ability: str, attempt: Callable[[], None]) -> bool:
+        why = ""
         try:
             attempt()
         except _REFUSALS as error:
-            reasons.append(f"{ability}: {_first_sentence(error)}")
+            why = _first_sentence(error)
+        if not agree(not why):
+            reasons.append(f"{ability}: {why or 'another process cannot'}")
             return False
         return True
 
     if is_far:
         reasons.append(f"no batches: it changes at {stage.threshold} tokens, too far to be tried")
-    together = not is_far and can("no batches", trial.decode_together)
+    if not alike:
+        reasons.append("no batches, nothing reused: its parts keep different kinds of caches")
+    together = alike and not is_far and can("no batches", trial.decode_together)
     padded = together and can("prompts run apart", trial.prefill_together)
-    restorable = can("nothing reused", trial.restore)
+    restorable = alike and can("nothing reused", trial.restore)
     cut = can("answers depend on where a prompt is cut", trial.cut)
     ahead = padded and can("no drafts", trial.run_ahead)
     found = tuple(reasons)

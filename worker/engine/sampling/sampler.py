@@ -13,7 +13,7 @@ are asked, and `finish` draws for their rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
@@ -33,6 +33,9 @@ from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.penalties import Bias, Penalties, is_penalized
 from worker.engine.sampling.report import Report
 from worker.engine.sampling.row import Row
+
+Agree = Callable[[mx.array], mx.array]
+"""Of tokens that were drawn, [rows] uint32, those that count: of several processes that draw, one says."""
 
 TEMPERATURE_MIN = 1e-5
 """Below it the most likely token is drawn: dividing by less leaves nothing else, or overflows."""
@@ -78,12 +81,14 @@ class Drawing:
 class Sampler:
     """Draws one token for each row of a batch. Built anew whenever the rows change."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        """`rows`: in the order of the rows of the logits. None may belong to another, unreleased sampler."""
+    def __init__(self, rows: Sequence[Row], agree: Agree | None = None) -> None:
+        """`rows`: in the order of the rows of the logits. None may belong to another, unreleased sampler.
+        `agree`: None: nobody else draws."""
         members: dict[_Needs, list[int]] = {}
         for index, row in enumerate(rows):
             members.setdefault(_needs(row.draw), []).append(index)
         self._rows = rows
+        self._agree = agree
         self._groups = [_Group(needs, indices, rows) for needs, indices in members.items()]
         order = [index for group in self._groups for index in group.members]
         # Where the groups' tokens, one after the other, have that of each row.
@@ -137,6 +142,8 @@ class Sampler:
         if self._places is not None:
             tokens = tokens[self._places]
         tokens = self._with_forced(tokens, positions, drawing.fed)
+        if self._agree is not None:
+            tokens = self._agree(tokens)
         counts = [group.count(tokens, going) for group in self._groups if group.penalties]
         if not self._reported:
             return Sampled(tokens, counts)

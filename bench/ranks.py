@@ -1,0 +1,167 @@
+"""A decode step of a model that two processes of this machine share, over the same step in one.
+
+    python -m bench.ranks [--rounds 5] [--steps 60] [--idle 10]
+
+Both sides are engines as the worker's loop has them, `set` over the ring on loopback: dense models split by
+tensors, hybrid ones in a pipeline. The sides take turns within each round; beside seconds of the clock, those
+of all processes of a side. Two ranks of one machine share its cores, so this shows what a step costs beyond
+its arithmetic, and not what several machines gain. At last, what each rank of an idle set takes of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.models import bench_folder, random_tokens
+from bench.timing import Work, compare, print_table
+from worker.preload import preload_openblas
+
+MODES = {"dense": "tensor", "dense-1024": "tensor", "hybrid": "pipeline", "hybrid-1024": "pipeline"}
+ROWS = (1, 8)
+PROMPT_TOKENS = 32
+WARM_STEPS = 5
+WAIT_S = 300.0
+
+
+class Side:
+    """A process that has the model, alone or as the first rank of a set, and runs steps when told to."""
+
+    def __init__(self, model: str, ranks: int) -> None:
+        command = [sys.executable, "-m", "bench.ranks", "--side", model, "--ranks", str(ranks)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._hear()
+        own = psutil.Process(self._process.pid)
+        self.processes = [own, *own.children(recursive=True)]
+
+    def steps(self, rows: int, steps: int) -> tuple[Work, Work]:
+        """Seconds of the clock, and of all processes."""
+        assert self._process.stdin is not None
+        before = self.cpu_s()
+        print(json.dumps([rows, steps]), file=self._process.stdin, flush=True)
+        seconds = self._hear()
+        return Work(steps, seconds), Work(steps, sum(self.cpu_s()) - sum(before))
+
+    def cpu_s(self) -> list[float]:
+        """Of each process, so far."""
+        return [sum(process.cpu_times()[:2]) for process in self.processes]
+
+    def _hear(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        while line and not line.startswith("#"):
+            line = self._process.stdout.readline()
+        assert line, "the side has ended"
+        return float(line[1:])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        psutil.wait_procs(self.processes, timeout=WAIT_S)
+
+
+def serve(model: str, ranks: int) -> None:
+    """One side, until nobody tells it anything more."""
+    preload_openblas(sys.argv)
+    engine = _engine(str(bench_folder(model)), MODES[model], ranks)
+    print("#0", flush=True)
+    for line in sys.stdin:
+        rows, steps = json.loads(line)
+        print(f"#{_run(engine, rows, steps)}", flush=True)
+    os._exit(0)
+
+
+def _engine(folder: str, mode: str, ranks: int) -> Any:
+    if ranks == 1:
+        from worker.models.load import ModelLoader
+
+        return ModelLoader(folder).load(lambda done, total: None).engine  # type: ignore[union-attr]
+    from protocol.workersettings import WorkerSettings
+    from tests.ports import free_ports
+    from worker.ranks.loader import SetLoader
+    from worker.ranks.meeting import Meeting
+
+    with tempfile.TemporaryDirectory() as home:
+        hosts = Path(home) / "hosts.json"
+        hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks))
+        port = free_ports(ranks)[0]
+        settings = WorkerSettings(model=folder, hosts=hosts, hosts_port=port, split=mode)  # type: ignore[arg-type]
+        return SetLoader(settings, Meeting(settings, "ring", None)).load(lambda done, total: None).engine
+
+
+def _run(engine: Any, rows: int, steps: int) -> float:
+    """Seconds of so many steps, some others before them."""
+    from worker.contract import Draw
+
+    prompts = {str(row): random_tokens(PROMPT_TOKENS, row) for row in range(rows)}
+    for row, tokens in prompts.items():
+        engine.prefill({row: tokens[:-1]})
+        engine.start(row, tokens, len(tokens), Draw())
+    for _ in range(WARM_STEPS):
+        engine.step()
+    began = time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    seconds = time.perf_counter() - began
+    engine.reset()
+    return seconds
+
+
+def measure(model: str, rounds: int, steps: int, idle_s: float) -> tuple[list[list[str]], list[float]]:
+    """Rows of the table, and the share of a core that each rank takes when idle."""
+    sides = {"alone": Side(model, 1), "set": Side(model, 2)}
+    table = []
+    try:
+        for rows in ROWS:
+            done: dict[str, list[tuple[Work, Work]]] = {name: [] for name in sides}
+            for _ in range(rounds):
+                for name, side in sides.items():
+                    done[name].append(side.steps(rows, steps))
+            clock, cpu = (
+                compare([pair[which] for pair in done["alone"]], [pair[which] for pair in done["set"]])
+                for which in (0, 1)
+            )
+            fastest = {name: min(1000 / pair[0].rate for pair in pairs) for name, pairs in done.items()}
+            times = [f"{fastest[name]:.2f}" for name in sides]
+            table.append([model, MODES[model], str(rows), *times, str(clock), str(cpu)])
+        before = sides["set"].cpu_s()
+        threading.Event().wait(idle_s)
+        idle = [(after - early) / idle_s for early, after in zip(before, sides["set"].cpu_s(), strict=True)]
+    finally:
+        for side in sides.values():
+            side.close()
+    return table, idle
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--idle", type=float, default=10.0)
+    parser.add_argument("--models", default=",".join(MODES))
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.side:
+        serve(given.side, given.ranks)
+    columns = ["", "split", "rows", "alone, ms", "set, ms", "set/alone", "the same in CPU seconds"]
+    legend = f"The quickest of {given.rounds} rounds; ratios are the rounds' own, their median (and range)."
+    for model in given.models.split(","):
+        table, idle = measure(model, given.rounds, given.steps, given.idle)
+        print_table(f"A step of {model}", columns, table, legend)
+        print(f"idle: {', '.join(f'{share:.4f}' for share in idle)} of a core for each process of the set")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

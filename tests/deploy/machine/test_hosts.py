@@ -1,0 +1,92 @@
+"""The machines of a hostfile: what they are asked, and what is said of their answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.command.cli import app
+from deploy.machine.doctor import Verdict
+from deploy.machine.hosts import PACKAGES, Asked, Told, ask, examine
+from protocol.hosts import Backend, Host, Hosts
+from tests.worker.ranks.test_lives import STAND_IN
+
+FILE = Path("hosts.json")
+VERSIONS = dict.fromkeys(PACKAGES, "1.0")
+WELL = Told("mac", VERSIONS, model=True, rdma=True)
+HERE = Host("127.0.0.1", ["10.0.0.1"], [None, "rdma_en2"])
+THERE = Host("mac-2", ["10.0.0.2"], ["rdma_en2", None])
+HOSTS = Hosts([HERE, THERE])
+
+
+def told(second: Told | None, backend: Backend = "ring", why: str = "") -> dict[str, str]:
+    """Of the second machine, and beside it, what is not well, with the advice."""
+    findings = examine(FILE, HOSTS, backend, [Asked(HERE, WELL), Asked(THERE, second, why)])
+    return {f.told: f.advice for f in findings if f.verdict is Verdict.WRONG}
+
+
+def test_machines_that_are_alike_are_well() -> None:
+    assert told(WELL) == {}
+    assert told(WELL, "jaccl") == {}
+
+
+@pytest.mark.parametrize(
+    ("second", "backend", "words", "advice"),
+    [
+        (None, "ring", "mac-2: Permission denied", "without a password"),
+        (Told("m", VERSIONS | {"mlx": ""}, True, True), "ring", "has no mlx", "install"),
+        (Told("m", VERSIONS | {"mlx": "0.9"}, True, True), "ring", "has mlx 0.9", "same versions"),
+        (Told("m", VERSIONS, False, True), "ring", "no such model", "same folder"),
+        (Told("m", VERSIONS, True, False), "jaccl", "no RDMA", "rdma_ctl enable"),
+    ],
+)
+def test_what_a_machine_lacks_is_named_with_what_to_do(
+    second: Told | None, backend: Backend, words: str, advice: str
+) -> None:
+    [(said, what)] = told(second, backend, "Permission denied").items()
+    assert words in said
+    assert "mac-2" in said
+    assert advice in what
+
+
+def test_a_hostfile_that_cannot_be_used_is_all_there_is_to_say() -> None:
+    [finding] = examine(FILE, Hosts([HERE, Host("mac-2")]), "ring", [])
+    assert (finding.verdict, finding.told) == (
+        Verdict.WRONG,
+        "hosts.json: no `ips` of mac-2, which a ring needs",
+    )
+
+
+def test_a_ring_beyond_this_machine_is_said_to_have_no_key() -> None:
+    findings = examine(FILE, HOSTS, "ring", [Asked(HERE, WELL), Asked(THERE, WELL)])
+    assert [f.about for f in findings if f.verdict is Verdict.NOTE] == ["ring"]
+
+
+def test_machines_are_asked_here_and_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(STAND_IN)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    here, there, lost = ask(Hosts([HERE, THERE, Host("mac-3", python="/no/python")]), str(tmp_path))
+    assert here.told is not None
+    assert here.told.versions["mlx"]
+    assert not here.told.model
+    assert there.told == here.told
+    assert lost.told is None
+    assert "/no/python" in lost.why
+    assert (tmp_path / "asked").read_text().split() == ["mac-2", "mac-3"]
+
+
+def test_the_command_says_so_and_its_status_does(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
+    well = CliRunner().invoke(app, ["doctor", "--hosts", str(file)])
+    assert well.exit_code == 0, well.output
+    assert "rank 1" in well.output
+    wrong = CliRunner().invoke(app, ["doctor", "--hosts", str(file), "--model", str(tmp_path)])
+    assert wrong.exit_code == 1
+    assert "no such model" in wrong.output

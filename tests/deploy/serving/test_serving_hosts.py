@@ -1,0 +1,102 @@
+"""What `serve` is told of several machines, what it tells the workers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.serving import serve
+from deploy.supervisor.child import Child
+from protocol.settings import SettingsError
+
+pytestmark = pytest.mark.usefixtures("runtime_folder")
+
+
+def hostfile(folder: Path, *hosts: object) -> Path:
+    file = folder / "hosts.json"
+    file.write_text(
+        json.dumps(hosts or [{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}])
+    )
+    return file
+
+
+def worker(*argv: str) -> Child:
+    _, children = serve.read(argv, {})
+    return children[1]
+
+
+def words(child: Child | None) -> list[str]:
+    assert child is not None
+    return [word for word in child.words if not word.startswith("--endpoint")]
+
+
+def test_the_worker_of_a_set_is_told_all_of_it_and_can_be_no_spare(tmp_path: Path) -> None:
+    file = hostfile(tmp_path)
+    child = worker("--model=m", f"--hosts={file}", "--split=tensor", "--backend=ring", "--hosts-port=5000")
+    told = [f"--hosts={file}", "--split=tensor", "--backend=ring", "--hosts-port=5000"]
+    assert words(child) == ["--model=m", *told]
+    assert child.is_set
+    assert not child.can_become(child)
+    assert child.fallback is None
+
+
+def test_a_second_plan_is_one_process_alone_unless_it_has_hosts(tmp_path: Path) -> None:
+    file = hostfile(tmp_path)
+    child = worker("--model=m", f"--hosts={file}", "--fallback=small", "--fallback-after=7")
+    assert words(child.fallback) == ["--model=small", "--served-name=m", "--stands-in"]
+    assert child.fallback_after_s == 7
+    both = worker("--model=m", f"--hosts={file}", "--split=tensor", f"--fallback-hosts={file}")
+    told = ["--model=m", "--served-name=m", f"--hosts={file}", "--stands-in"]
+    assert words(both.fallback) == told
+
+
+def test_the_file_says_it_of_each_model(tmp_path: Path) -> None:
+    file = hostfile(tmp_path)
+    config = tmp_path / "roundhouse.toml"
+    config.write_text(
+        f'[models.large]\nmodel = "big"\nhosts = "{file}"\nsplit = "tensor"\nfallback = "small"\n'
+        'fallback_after = 30\n[models.other]\nmodel = "other"\n'
+    )
+    _, children = serve.read([f"--config={config}"], {})
+    large, other = children[1:]
+    assert large.is_set
+    assert not other.is_set
+    assert other.fallback is None
+    assert large.fallback_after_s == 30
+    assert "--model=small" in words(large.fallback)
+    assert "--stands-in" in words(large.fallback)
+    assert not any("--hosts" in word or "--split" in word for word in words(large.fallback))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "flags", "why"),
+    [
+        ([], [], "names 0 hosts"),
+        ([{"ips": ["10.0.0.1"]}] * 2, [], "ssh"),
+        ([{"ssh": "a"}, {"ssh": "b"}], [], "no `ips` of a, b"),
+        (
+            [{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b"}],
+            ["--backend=jaccl"],
+            "`rdma` of a names 0 devices",
+        ),
+        (
+            [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [None, None]}, {"ssh": "b", "rdma": ["x", None]}],
+            ["--backend=jaccl"],
+            "`rdma` of a names no device towards b",
+        ),
+    ],
+)
+def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_starts(
+    hosts: list[object], flags: list[str], why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps(hosts))
+    with pytest.raises(SettingsError, match=why):
+        worker("--model=m", f"--hosts={file}", *flags)
+
+
+def test_of_several_models_hosts_are_said_of_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"hosts: of several models, say it of one"):
+        worker("--model=a", "--model=b", f"--hosts={hostfile(tmp_path)}")

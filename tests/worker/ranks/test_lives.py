@@ -1,0 +1,66 @@
+"""Sets of real processes over loopback: a few of what `python -m tests.worker.ranks.lives` plays on all."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.models.families import REFUSED
+from tests.worker.ranks.lives import PIPELINE, TENSOR, Case, live
+
+STAND_IN = """#!/bin/bash
+# In place of ssh: options, a host, and a command that is run here.
+while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done
+echo "$1" >> "$(dirname "$0")/asked"
+exec bash -c "$2"
+"""
+
+HERITAGE = {"qwen3_5_moe"}
+"""Families that can be split by what they inherit."""
+NO_ROOM = {"bailing_hybrid"}
+"""Split between groups of layers, of which a tiny model has one."""
+
+
+@pytest.mark.parametrize("case", ["qwen3:tensor:2", "qwen3_5:pipeline:2"])
+@pytest.mark.timeout(200)
+def test_two_ranks_say_what_one_process_says(case: str) -> None:
+    assert live(Case.of(case), range(1)).wrong == []
+
+
+@pytest.mark.timeout(200)
+def test_a_rank_over_ssh_is_started_as_mlx_launch_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(STAND_IN)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert live(Case.of("qwen3_moe:pipeline:2"), range(1), host="mac-2").wrong == []
+    assert (tmp_path / "asked").read_text() == "mac-2\n"
+
+
+def _sources() -> dict[str, str]:
+    spec = importlib.util.find_spec("mlx_lm.models")
+    assert spec is not None
+    folder = Path(next(iter(spec.submodule_search_locations or ())))
+    return {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+
+
+def test_every_family_that_upstream_can_split_is_named() -> None:
+    sources = _sources()
+    sharded = {name for name, text in sources.items() if _has_method(text, "shard")}
+    piped = {
+        name for name, text in sources.items() if "PipelineMixin" in text or _has_method(text, "pipeline")
+    }
+    piped.remove("pipeline")  # where the mixin is
+    assert sharded - set(REFUSED) == set(TENSOR) - HERITAGE
+    assert piped - set(REFUSED) - NO_ROOM == set(PIPELINE)
+
+
+def _has_method(text: str, name: str) -> bool:
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return any(isinstance(part, ast.FunctionDef) and part.name == name for c in classes for part in c.body)

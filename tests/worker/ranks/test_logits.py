@@ -1,0 +1,16 @@
+"""What ranks compute, all of them have: the last of their logits' bits are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worker.ranks.lives import Case
+from tests.worker.ranks.logits import compare
+
+
+@pytest.mark.parametrize("case", ["qwen3:tensor:2", "qwen3_moe:pipeline:2"])
+@pytest.mark.timeout(200)
+def test_ranks_on_chips_of_one_kind_see_the_same_logits(case: str) -> None:
+    passes, differing = compare(Case.of(case))
+    assert passes > 20
+    assert differing == 0
