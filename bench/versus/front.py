@@ -22,7 +22,7 @@ def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
     """Without a model."""
-    ours, ceiling = compare(STREAMS, EVENTS, rounds, step_ms=0.0)
+    ours, ceiling = compare(STREAMS, EVENTS, rounds)
     taken = {OURS: _taken(ours), CEILING: _taken(ceiling)}
     yield entries(model, LINE, FIGURES, taken, run)
 
