@@ -182,6 +182,11 @@ class Reuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     miss: str = ""
     left_out: list[tuple[Count, Count]] = []
 
+    @property
+    def sparse_tokens(self) -> int:
+        """How many tokens are not run at all."""
+        return sum(last - first for first, last in self.left_out)
+
 
 class RowStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a request stands in its worker: `waiting`, `ahead` (its prompt is run, and it waits for a place),

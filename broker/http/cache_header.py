@@ -44,7 +44,7 @@ def header(flights: Sequence[Flight], prompts: int) -> bytes | None:
     tier = next((tier for tier in ("disk", "ram") if tier in tiers), "none")
     miss = next((reuse.miss for reuse, _ in known if reuse.miss), "none")
     told = f"hit={hit}/{total}; tier={tier}; miss={_word(miss)}"
-    sparse = sum(last - first for reuse, _ in known for first, last in reuse.left_out)
+    sparse = sum(reuse.sparse_tokens for reuse, _ in known)
     return f"{told}; sparse={sparse}".encode() if sparse else told.encode()
 
 

@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -18,7 +18,7 @@ from broker.dispatch.inspection import Kept
 from broker.dispatch.traffic import code_of
 from broker.routes.gateway import gateway_of
 from broker.routes.generation import respond
-from broker.routes.progress import Moment
+from broker.routes.progress import Moment, reuse_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted
 from protocol.parts import Tokenizing
@@ -63,7 +63,7 @@ def _summary(kept: Kept, moment: Moment) -> dict[str, Any]:
         "code": code_of(flight) if flight.terminal else None,
         "prompt_tokens": flight.prompt_tokens,
         "answered": len(flight.tokens),
-        "reuse": asdict(flight.reuse) if flight.reuse else None,
+        "reuse": reuse_of(flight.reuse),
     }
 
 

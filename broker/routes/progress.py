@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import asdict
-
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.flight import Flight
 from broker.dispatch.history import COLUMNS, SAMPLE_S, Sample
 from broker.dispatch.tally import Refusal
 from broker.dispatch.traffic import End, Traffic, WorkerEvent, kind_of
-from protocol.parts import RowStatus
+from protocol.parts import Reuse, RowStatus
 
 REQUESTS_MAX = 256
 """So many are told of, those first that came first."""
@@ -59,7 +57,7 @@ def _request(flight: Flight, rows: dict[str, RowStatus], moment: Moment) -> dict
         "answered": flight.progress,
         "time_to_first_token_s": first_s,
         "tokens_per_s": _tokens_per_s(flight, moment),
-        "reuse": asdict(flight.reuse) if flight.reuse else None,
+        "reuse": reuse_of(flight.reuse),
         "preemptions": row.preemptions if row else 0,
         "resumes": max(0, flight.legs - 1),
     }
@@ -147,3 +145,11 @@ def history(samples: Iterable[Sample], moment: Moment) -> dict[str, Any]:
     """`rows` are samples, the eldest first, each with a value for every one of `columns`."""
     rows = [[moment.unix(sample.at), *(getattr(sample, name) for name in COLUMNS[1:])] for sample in samples]
     return {"every_s": SAMPLE_S, "columns": ["time", *COLUMNS[1:]], "rows": rows}
+
+
+def reuse_of(reuse: Reuse | None) -> dict[str, Any] | None:
+    """What of a prompt need not be computed, and what is not run though it was not."""
+    if reuse is None:
+        return None
+    told: dict[str, Any] = {"tokens": reuse.tokens, "tier": reuse.tier, "miss": reuse.miss}
+    return told | {"sparse_tokens": reuse.sparse_tokens} if reuse.left_out else told

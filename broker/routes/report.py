@@ -18,7 +18,7 @@ from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.tally import Tally
 from broker.routes import progress
-from broker.routes.progress import Moment
+from broker.routes.progress import Moment, reuse_of
 from protocol.parts import DraftStatus, PrefixStatus, Resources, RowStatus
 
 TOP_PREFIXES_MAX = 16
@@ -176,7 +176,7 @@ def _row(row: RowStatus) -> dict[str, Any]:
         "seconds": row.seconds,
         "time_to_first_token_s": row.first_token_s,
         "tokens_per_s": _tokens_per_s(row),
-        "reuse": asdict(row.reuse) if row.reuse else None,
+        "reuse": reuse_of(row.reuse),
         "preemptions": row.preemptions,
     }
 

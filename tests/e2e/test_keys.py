@@ -220,7 +220,7 @@ def test_a_gateway_that_others_can_reach_needs_keys_or_a_word(tmp_path: Path) ->
 def test_keys_that_cannot_be_taken_end_the_gateway_before_it_serves(tmp_path: Path) -> None:
     endpoint = f"--endpoint=ipc://{tmp_path}/line"
     file = tmp_path / "keys"
-    assert "No such file" in refusal_at_start("--api-keys-file", str(file), endpoint)
+    assert "there is no such file" in refusal_at_start("--api-keys-file", str(file), endpoint)
     write(file, "")
     assert "holds no key" in refusal_at_start("--api-keys-file", str(file), endpoint)
     write(file, KEY)

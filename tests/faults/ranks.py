@@ -35,7 +35,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "load", "idle")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 MODEL = "dense"
-ANSWER: dict[str, object] = {"ignore_eos": True, "max_tokens": 60, "temperature": 0}
+ANSWER: dict[str, object] = {"ignore_eos": True, "max_tokens": 300, "temperature": 0}
 READY_S_MAX = 120.0
 ANSWER_S_MAX = 180.0
 GONE_S_MAX = 60.0

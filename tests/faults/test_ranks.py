@@ -15,6 +15,8 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import NO_TLS, eventually
 
 STREAMS = 4
+LONG = ANSWER | {"max_tokens": 1000}
+"""Whoever ends a rank has time to do so before the answer has ended."""
 PYTHON = f"""#!/bin/bash
 exec {sys.executable} "$@"
 """
@@ -45,9 +47,9 @@ def test_streams_go_on_by_the_second_plan_when_a_rank_stays_away(tmp_path: Path)
     python.write_text(PYTHON)
     python.chmod(0o755)
     with served_set(tmp_path, "--fallback-after=2", python=str(python), falls=True) as served:
-        [alone] = [ask(served.url, "Count from 1 to 200.", **ANSWER)]
+        [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
         wait_for([alone], 60)
-        streams = [ask(served.url, "Count from 1 to 200.", **ANSWER) for _ in range(STREAMS)]
+        streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
         wait_until_flowing(streams)
         python.unlink()  # a machine that does not come back
         served.whole()[1].kill()
@@ -63,7 +65,7 @@ def test_streams_go_on_by_the_second_plan_when_a_rank_stays_away(tmp_path: Path)
         [worker] = status["workers"]
         assert (worker["stands_in"], worker["plan"]) == (True, "dense, one process alone")
         assert psutil.Process(worker["pid"]).children() == []
-        after = ask(served.url, "Count from 1 to 200.", **ANSWER)
+        after = ask(served.url, "Count from 1 to 200.", **LONG)
         wait_for([after], 60)
         assert after.texts == alone.texts
         assert all("continued_by" not in document for document in after.documents)
