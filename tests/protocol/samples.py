@@ -925,54 +925,6 @@ BEFORE_DRAFTS: list[Message] = [
 ]
 """As `FULL` before tokens were drafted."""
 
-BEFORE_SOURCES: list[Message] = [
-    Heartbeat(
-        incarnation=WORKER,
-        running=3,
-        waiting=70000,
-        steps=2**40,
-        cache_bytes=2**36,
-        rows=[
-            RowStatus(
-                id="chatcmpl-1",
-                phase="decode",
-                prompt_tokens=300,
-                prefilled=300,
-                answered=12,
-                seconds=2.5,
-                first_token_s=0.25,
-                reuse=REUSE,
-                preemptions=2,
-            ),
-            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
-        ],
-        prefix=PrefixStatus(
-            ram_bytes=2**32,
-            ram_limit=2**33,
-            disk_bytes=2**34,
-            disk_limit=2**35,
-            blocks=90,
-            snapshots=7,
-            lookups=1000,
-            hits=960,
-            prompt_tokens=2**33,
-            reused_tokens=2**32,
-            misses={"diverged": 30, "evicted": 10},
-            top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
-        ),
-        resources=Resources(
-            resident_bytes=2**34,
-            device_bytes=2**35,
-            device_peak_bytes=2**36,
-            device_spare_bytes=2**30,
-            uptime_s=86400.5,
-        ),
-        images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
-        drafts=DraftStatus(accepted=2**40, rejected=2**20),
-    ),
-]
-"""As `FULL` before workers told of drafts by who made them."""
-
 BEFORE_REPLICAS: list[Message] = [
     Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
     Ready(
@@ -1057,6 +1009,13 @@ def _whole(message: Message) -> Message:
 
 BEFORE_SPARSE: list[Message] = [whole for message in FULL if (whole := _whole(message)) != message]
 """As `FULL` before parts of a prompt could be left out."""
+
+BEFORE_SOURCES: list[Message] = [
+    replace(told, drafts=DraftStatus(accepted=2**40, rejected=2**20))
+    for told in map(_whole, FULL)
+    if isinstance(told, Heartbeat)
+]
+"""As `FULL` before workers told of drafts by who made them."""
 
 KINDS = {
     "full": FULL,

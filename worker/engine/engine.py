@@ -81,7 +81,9 @@ class BatchEngine:
         self.shape = stored.shape_of(self._fresh()) if self.abilities.restorable else None
         self.drafter = drafter
         self.can_leave_out = self.abilities.sparse
-        self.weigher: Weigher | None = drafter if isinstance(drafter, Followers) else None
+        self.weigher: Weigher | None = (
+            drafter if isinstance(drafter, Followers) and drafter.can_weigh else None
+        )
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
         self._gaps: dict[str, int] = {}

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.caches.cost import row_cost
 from worker.engine.flock import Flocks
-from worker.engine.weighing import weigh
+from worker.engine.weighing import can_weigh, weigh
 
 
 class Followers:
@@ -25,6 +25,8 @@ class Followers:
         self._last_known = vocabulary - 1
         self._cost = row_cost(model)
         self._flocks = Flocks(self, partial(make_prompt_cache, model))
+        self.can_weigh = can_weigh(make_prompt_cache(model))
+        """Whether `weigh` can be asked."""
 
     def think(
         self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]

@@ -9,6 +9,7 @@ that the model says itself, as in SpecPrefill (arXiv 2502.02789), which takes th
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -43,7 +44,7 @@ def weigh(network: nn.Module, caches: RowCaches, last: int) -> mx.array:
     Layers with windows have no part in it. Raises what upstream raises where a mask cannot be added.
     """
     said = _said(network, copy.deepcopy(caches), last)
-    whole = _whole(caches)
+    whole = next(_whole(caches))
     held, dtype = whole.offset, whole.keys_and_values()[1].dtype
     tokens = mx.array([said[:-1]], mx.uint32)
 
@@ -60,10 +61,6 @@ def weigh(network: nn.Module, caches: RowCaches, last: int) -> mx.array:
     return mx.abs(slopes[:, :held].astype(mx.float32)).mean(axis=0)
 
 
-def _weighted(cache: Any, bias: mx.array) -> Any:
-    return cache if hasattr(cache, "max_size") else Weighted(cache, bias)
-
-
 def _said(network: nn.Module, caches: RowCaches, last: int) -> list[int]:
     """The likeliest continuation, with the token that it begins behind."""
     said = [last]
@@ -74,9 +71,13 @@ def _said(network: nn.Module, caches: RowCaches, last: int) -> list[int]:
     return said
 
 
-def _whole(caches: RowCaches) -> Any:
-    """One that has a column of every token. Raises `ValueError` where there is none."""
+def can_weigh(caches: RowCaches) -> bool:
+    """Whether a layer sees all of a prompt: of one that only has states nothing can be told."""
+    return next(_whole(caches), None) is not None
+
+
+def _whole(caches: RowCaches) -> Iterator[Any]:
+    """Those that have a column of every token."""
     for cache in leaf_caches(caches):
         if hasattr(cache, "update_and_fetch") and not hasattr(cache, "max_size"):
-            return cache
-    raise ValueError("no layer sees all of a prompt")
+            yield cache

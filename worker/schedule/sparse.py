@@ -66,7 +66,9 @@ class Thinning:
             is_plain, "Prompts with images, and those whose log-probabilities are asked, are run whole."
         )
         self._require(self._is_able, "This model's layers do not allow that.")
-        self._require(self._known_weigher, "It takes a draft model: start the server with --draft-model.")
+        self._require(
+            self._known_weigher, "It takes a draft model with attention: start the server with --draft-model."
+        )
         return wish
 
     @property
@@ -116,6 +118,7 @@ class Thinning:
         # The last boundary is where later turns are the same: about all of the prompt.
         dense = boundaries[0] if len(boundaries) > 1 else 0
         weights = self._weigher.weigh(row.id, row.request.tokens[-1])
+        self._weigher.drop(row.id)  # for a row with gaps nothing is drafted
         leave_out(row, least(weights, wish.keep, dense))
 
 

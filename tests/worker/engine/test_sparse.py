@@ -148,3 +148,9 @@ def test_what_weighs_most_changes_the_answer_most() -> None:
     assert sum(changes[place] for place in heaviest[:6]) > 1.5 * sum(
         changes[place] for place in heaviest[-6:]
     )
+
+
+def test_a_network_that_has_only_states_weighs_nothing() -> None:
+    target = network("dense")
+    assert BatchEngine(target, drafter=Followers(network("mamba"), 0.1, 2048)).weigher is None
+    assert BatchEngine(target, drafter=Followers(network("hybrid"), 0.1, 2048)).weigher is not None

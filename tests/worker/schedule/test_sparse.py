@@ -28,6 +28,8 @@ class Weighing:
     matters: Sequence[int] = ()
     read_of: dict[str, list[int]] = field(default_factory=dict)
 
+    dropped: list[str] = field(default_factory=list)
+
     share = 0.1
 
     def knows(self, row: str) -> bool:
@@ -46,7 +48,7 @@ class Weighing:
         return [float(token in self.matters) for token in self.read_of[row]]
 
     def drop(self, row: str) -> None:
-        self.read_of.pop(row, None)
+        self.dropped.append(row)
 
     def reset(self) -> None:
         self.read_of.clear()
@@ -163,6 +165,7 @@ def test_a_prompt_is_read_in_chunks_and_weighed_once_and_the_system_prompt_is_ru
     weigher = Weighing(matters=range(3000, 3040))
     row = thinned(Thinning(weigher, is_able=True, tokens_max=256), request(boundaries=(700, 4990)))
     assert weigher.read_of["a"] == list(range(4999))
+    assert weigher.dropped == ["a"], "nothing is drafted for it"
     assert row.left_out[0][0] >= 700
     assert not any(first < 3040 and last > 3000 for first, last in row.left_out)
     assert row.cuts == [first for first, _ in row.left_out]
