@@ -20,6 +20,7 @@ from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.grouping import columns_for
 from worker.engine.flock import Flocks
 from worker.engine.hearing import Tap
+from worker.engine.trees import arrays_of
 
 HEARD_TOKENS_MAX = 512
 """So many of the last hidden states are kept of a row that the layers do not read."""
@@ -61,13 +62,19 @@ class Heads:
         states come by."""
         self.share = share
         self._module = module.bind(model)
-        self._tap = tap
+        self.tap = tap
         self._flocks = Flocks(self, self._fresh)
         self._heard: dict[str, Heard] = {}
         self._bases: dict[str, int] = {}
         """Of the rows that are being read: the position of the first hidden state."""
         self._ends: dict[str, int] = {}
         self._token_bytes = 0
+
+    def arrays(self) -> list[mx.array]:
+        """Of all weights that are used, the model's own among them."""
+        bound = (self._module, self._module._input_embed, self._module._lm_head_fn)
+        modules = [module for module in bound if isinstance(module, nn.Module)]
+        return [array for module in modules for array in arrays_of(module.parameters()).values()]
 
     def _fresh(self) -> RowCaches:
         return [KVCache() for _ in self._module.layers]
@@ -94,7 +101,7 @@ class Heads:
         """See `Ear`."""
         firsts = [self._ends.get(row, 0) for row in rows] if firsts is None else firsts
         for place, (row, count, first) in enumerate(zip(rows, counts, firsts, strict=True)):
-            self._hear(row, self._tap.last[place, :count], first)
+            self._hear(row, self.tap.last[place, :count], first)
 
     def _hear(self, row: str, states: mx.array, first: int) -> None:
         self._ends[row] = first + states.shape[0]
@@ -177,7 +184,7 @@ class Heads:
 
     def row_bytes(self, tokens: int) -> int:
         """See `Drafter`."""
-        arguments, like = self._module.layers[0].self_attn, self._tap.last
+        arguments, like = self._module.layers[0].self_attn, self.tap.last
         width = 2 * arguments.num_key_value_heads * arguments.head_dim * len(self._module.layers)
         kept = min(tokens, 2 * HEARD_TOKENS_MAX) * like.shape[-1]
         return (columns_for(tokens) * int(width) + kept) * like.dtype.size

@@ -21,7 +21,10 @@ class _Said(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Join(_Said, frozen=True, tag=True, array_like=True):
-    """All ranks are there: meet them in upstream's group, then read the weights."""
+    """All ranks are there: meet them in upstream's group, then read the weights. `uses_heads`: and whatever
+    guesses by what the model thinks."""
+
+    uses_heads: bool = False
 
 
 class Prove(_Said, frozen=True, tag=True, array_like=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocol.naming import name_of
@@ -32,26 +33,41 @@ PROOF_S_MAX = 300.0
 class SetLoader:
     """`contract.Loader` for the first rank."""
 
-    def __init__(self, settings: WorkerSettings, meeting: Meeting, laps: Laps | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        meeting: Meeting,
+        laps: Laps | None = None,
+        trials: Path | None = None,
+    ) -> None:
+        """`trials`: as for `ModelLoader`, of its draft model."""
         self.name = settings.served_name or name_of(settings.model or None)
         self._settings = settings
         self._meeting = meeting
         self._laps = laps
+        self._trials = trials
         self._loader: PartLoader | None = None
 
     def load(self, progress: Progress) -> Model:
         """See `contract.Loader`. Raises `RankAbsentError` where somebody does not come."""
         # What is imported here takes seconds, in which the gateway knows already that somebody is coming.
         from worker.models.part import part_loader
+        from worker.models.partdrafts import PartDrafts
         from worker.models.split import Split
 
-        if self._settings.draft_model:
-            log.warning("%s: several processes run it, and make no use of a draft model", self.name)
-        meeting, line = self._meeting, self._meeting.line
-        split = Split(meeting.backend, self._settings.split)
-        loader = self._loader = part_loader(self._settings, split, self._laps)
+        meeting, line, settings = self._meeting, self._meeting.line, self._settings
+        split = Split(meeting.backend, settings.split)
+        uses_heads = settings.speculation == "auto" and settings.draft_model is None
+        drafts = PartDrafts(
+            self.name,
+            draft_model=settings.draft_model,
+            uses_heads=uses_heads,
+            leads=True,
+            trials=self._trials,
+        )
+        loader = self._loader = part_loader(settings, split, drafts, self._laps)
         watch = meeting.gather()
-        line.call(calls.Join())
+        line.call(calls.Join(uses_heads))
         split.join()
         loader.read(progress)
         meeting.await_read()
