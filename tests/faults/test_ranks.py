@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ import httpx
 import psutil
 import pytest
 
+from deploy.supervisor import control
 from tests.faults.ranks import ANSWER, Siege, assert_gone, served_set
 from tests.faults.streams import ask, wait_for, wait_until_flowing
-from tests.system import NO_TLS, eventually
+from tests.system import NO_TLS
 
 STREAMS = 4
 LONG = ANSWER | {"max_tokens": 1000}
@@ -41,12 +43,22 @@ def test_nothing_of_a_set_outlives_its_supervisor(tmp_path: Path) -> None:
         assert_gone(members)
 
 
-@pytest.mark.timeout(300)
-def test_streams_go_on_by_the_second_plan_when_a_rank_stays_away(tmp_path: Path) -> None:
-    python = tmp_path / "python"
+def _arrive(python: Path) -> None:
+    """A machine that can start a rank."""
     python.write_text(PYTHON)
     python.chmod(0o755)
-    with served_set(tmp_path, "--fallback-after=2", python=str(python), falls=True) as served:
+
+
+@pytest.mark.timeout(400)
+def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_leads_back(
+    tmp_path: Path,
+) -> None:
+    python, away = tmp_path / "python", tmp_path / "away.json"
+    _arrive(python)
+    host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": f"{tmp_path}/absent"}
+    away.write_text(json.dumps([host] * 2))
+    plans = f"--fallback=@{away}", "--fallback-after=2"
+    with served_set(tmp_path, *plans, python=str(python), falls=True) as served:
         [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
         wait_for([alone], 60)
         streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
@@ -69,4 +81,11 @@ def test_streams_go_on_by_the_second_plan_when_a_rank_stays_away(tmp_path: Path)
         wait_for([after], 60)
         assert after.texts == alone.texts
         assert all("continued_by" not in document for document in after.documents)
-        eventually(lambda: "its second plan takes over" in served.process.log(), within_s=5, what="said")
+        said = served.process.log()
+        assert said.index("plan 2 of 3 takes over") < said.index("plan 3 of 3 takes over")
+        _arrive(python)
+        assert control.order(control.path_for(served.port))[0]
+        assert len(served.whole()) == served.ranks
+        back = ask(served.url, "Count from 1 to 200.", **LONG)
+        wait_for([back], 60)
+        assert back.texts == alone.texts

@@ -46,11 +46,11 @@ class PartDrafts:
     @property
     def has_model(self) -> bool:
         """A draft model guesses."""
-        return self._asked is not None
+        return bool(self._asked)
 
     def find(self) -> None:
         """The draft model's files. Raises `ModelError`."""
-        self._found = find_draft(self._asked) if self._asked is not None else None
+        self._found = find_draft(self._asked) if self._asked else None
 
     def look(self, folder: Path, network: nn.Module) -> None:
         """At the model, before it is split: its own layers use all of its output layer."""
