@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from protocol.parts import RankTaken
 from worker.contract import Draw, Targets
 
 
@@ -109,6 +110,12 @@ class Read(_Said, frozen=True, tag=True, array_like=True):
     rank: int
 
 
+class Told(_Said, frozen=True, tag=True, array_like=True):
+    """What its process takes just now: after the proof, and now and then behind what it was called to do."""
+
+    taken: RankTaken
+
+
 class Refused(_Said, frozen=True, tag=True, array_like=True):
     """It cannot have its part of the model. `for_good`: trying again is no help."""
 
@@ -117,7 +124,7 @@ class Refused(_Said, frozen=True, tag=True, array_like=True):
     for_good: bool
 
 
-Word = Here | Read | Refused
+Word = Here | Read | Told | Refused
 
 _ENCODER = msgspec.msgpack.Encoder()
 _CALLS: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

@@ -27,6 +27,7 @@ from worker.models.partdrafts import PartDrafts
 from worker.models.split import Split
 from worker.ranks import calls
 from worker.ranks.line import FollowerLine
+from worker.ranks.memory import TELL_EVERY_S, Telling
 from worker.ranks.place import FIRST, Place
 from worker.ranks.watch import Watch
 
@@ -147,13 +148,16 @@ def _follow(place: Place, line: FollowerLine, settings: WorkerSettings) -> NoRet
     loader.read(lambda done, total: None)
     line.say(calls.Read(place.rank), HEARD_S_MAX)
     _expect(line.hear(), calls.Prove)
-    follower = Follower(loader.engine())
+    follower, told = Follower(loader.engine()), Telling(place.rank, line.say, loader.device_memory)
     log.info("rank %d follows", place.rank)
+    told.tell()
     while True:
-        follower.obey(line.hear())
+        if (call := line.hear(TELL_EVERY_S)) is not None:
+            follower.obey(call)
+        told.after(call)
 
 
-def _expect(call: calls.Call, kind: type[C]) -> C:
+def _expect(call: calls.Call | None, kind: type[C]) -> C:
     if not isinstance(call, kind):
         raise ValueError(f"{kind.__name__} must come before {call}")
     return call

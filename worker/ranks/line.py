@@ -104,8 +104,10 @@ class FollowerLine:
         self._socket.send(calls.encode(word))
         return True
 
-    def hear(self) -> calls.Call:
-        """The next call, whenever it comes."""
+    def hear(self, wait_s: float | None = None) -> calls.Call | None:
+        """The next call, if it comes within that time; None: whenever it comes."""
+        if wait_s is not None and not self._socket.poll(int(1000 * wait_s)):
+            return None
         return calls.decode_call(self._socket.recv())
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from protocol.naming import name_of
 from protocol.parts import Resources
 from protocol.workersettings import WorkerSettings
@@ -20,6 +22,7 @@ from worker.laps import Laps
 from worker.ranks import calls
 from worker.ranks.leader import Leader
 from worker.ranks.meeting import Meeting
+from worker.ranks.memory import Ledger
 
 if TYPE_CHECKING:
     from worker.models.part import PartLoader
@@ -46,6 +49,7 @@ class SetLoader:
         self._meeting = meeting
         self._laps = laps
         self._trials = trials
+        self._ledger = Ledger(meeting.line.hear)
         self._loader: PartLoader | None = None
 
     def load(self, progress: Progress) -> Model:
@@ -57,7 +61,7 @@ class SetLoader:
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
         split = Split(meeting.backend, settings.split)
-        uses_heads = settings.speculation == "auto" and settings.draft_model is None
+        uses_heads = settings.speculation == "auto" and not settings.draft_model
         drafts = PartDrafts(
             self.name,
             draft_model=settings.draft_model,
@@ -74,10 +78,12 @@ class SetLoader:
         watch.allow(PROOF_S_MAX, "trying the model")
         line.call(calls.Prove())
         model = loader.model()
+        self._ledger.await_all(split.size - 1)
         watch.allow(math.inf, "")
         log.info("%d ranks run %s, split by %s over %s", split.size, self.name, split.mode, split.backend)
         return replace(model, engine=Leader(model.engine, line))
 
     def device_memory(self) -> Resources:
-        """See `PartLoader`. Once it is loaded."""
-        return self._loader.device_memory() if self._loader else Resources()
+        """See `PartLoader`. Once it is loaded; and what the others take."""
+        own = self._loader.device_memory() if self._loader else Resources()
+        return structs.replace(own, ranks=self._ledger.read())
