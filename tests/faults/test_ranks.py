@@ -24,6 +24,12 @@ exec {sys.executable} "$@"
 """
 
 
+def _arrive(python: Path, script: str = PYTHON) -> None:
+    """A machine that can start a rank."""
+    python.write_text(script)
+    python.chmod(0o755)
+
+
 @pytest.mark.timeout(300)
 def test_streams_outlive_a_rank_that_is_killed_and_one_that_is_stopped(tmp_path: Path) -> None:
     with served_set(tmp_path) as served:
@@ -34,6 +40,33 @@ def test_streams_outlive_a_rank_that_is_killed_and_one_that_is_stopped(tmp_path:
     assert siege.outcome.answers == 2 * STREAMS
 
 
+STALL_S = 5.0
+SKIPPING = f"""#!/bin/bash
+while [[ $1 != worker ]]; do shift; done
+PYTHONPATH={Path(__file__).parents[2]} exec {sys.executable} -m tests.faults.skipping "$@"
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_wait_for_each_other_for_ever_are_ended_in_time_and_streams_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_STALL_TIMEOUT", str(STALL_S))
+    python = tmp_path / "python"
+    _arrive(python, SKIPPING)
+    with served_set(tmp_path, python=str(python)) as served:
+        [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
+        wait_for([alone], 60)
+        streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
+        wait_until_flowing(streams)
+        members = served.whole()
+        members[1].send_signal(signal.SIGUSR1)
+        assert not psutil.wait_procs(members, timeout=3 * STALL_S)[1]
+        wait_for(streams, 120)
+        assert [stream.texts for stream in streams] == [alone.texts] * STREAMS
+        assert "no step for" in served.process.log()
+
+
 @pytest.mark.timeout(300)
 def test_nothing_of_a_set_outlives_its_supervisor(tmp_path: Path) -> None:
     with served_set(tmp_path, mode="tensor") as served:
@@ -41,12 +74,6 @@ def test_nothing_of_a_set_outlives_its_supervisor(tmp_path: Path) -> None:
         served.process.kill()
         served.process.wait()
         assert_gone(members)
-
-
-def _arrive(python: Path) -> None:
-    """A machine that can start a rank."""
-    python.write_text(PYTHON)
-    python.chmod(0o755)
 
 
 @pytest.mark.timeout(400)

@@ -83,7 +83,18 @@ PIPELINE = [
 ]
 
 
+RANKS = 2
 SPARSE = "sparse"
+OTHERS = (
+    "kimi_k3:pipeline:3",
+    "qwen3:tensor:2:lookup",
+    "qwen3:tensor:2:itself",
+    "qwen3_moe:pipeline:2:itself",
+    "gpt_oss:tensor:2:qwen3",
+    "hybrid:tensor:2:heads",
+    "qwen3:tensor:2:sparse",
+    "deepseek_v3:pipeline:2:sparse",
+)
 ODD: dict[str, tuple[Mode, ...]] = {}
 """Families that cannot be split over three ranks in these ways."""
 
@@ -196,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=ROWS, help="in each life")
-    parser.add_argument("--ranks", type=int, default=2, help="of all families")
+    parser.add_argument("--ranks", type=int, default=RANKS, help="of all families")
     parser.add_argument("--here", action="store_true", help="one case, in this process")
     parser.add_argument("--host", default=HERE, help="how the other ranks are reached")
     parser.add_argument("cases", nargs="*", metavar="family:mode:ranks[:drafts]")
@@ -220,14 +231,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def every_case(ranks: int) -> list[Case]:
-    """Over so many; those that cannot be split over an odd number are left out."""
+    """Over so many; those that cannot be split over an odd number are left out. Over two, `OTHERS` too."""
     modes: list[tuple[Mode, list[str]]] = [("tensor", TENSOR), ("pipeline", PIPELINE)]
-    return [
+    plain = [
         Case(family, mode, ranks)
         for mode, families in modes
         for family in families
         if family not in REFUSED and not (ranks % 2 and mode in ODD.get(family, ()))
     ]
+    return [*plain, *(Case.of(name) for name in OTHERS if ranks == RANKS)]
 
 
 if __name__ == "__main__":
