@@ -1,6 +1,7 @@
 """The sockets between the ranks of a set: the first one's, which all others connect to, and theirs.
 
-What the first rank calls goes one way: nobody answers a call. Words come back while the set is made.
+What the first rank calls goes one way: nobody answers a call. Words come back while the set is made, and now
+and then one of what a rank takes.
 libzmq's own heartbeats disconnect a rank that is stopped, or whose machine is off; that its model hangs they
 do not see.
 """
