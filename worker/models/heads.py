@@ -55,8 +55,10 @@ def open_heads(folder: Path, network: Any, name: str) -> Heads | None:
 
 
 def try_pass(network: Any) -> mx.array:
-    """What it says behind a few tokens."""
-    return mx.argmax(network(mx.array([_TRIED], mx.uint32), cache=network.make_cache()), axis=-1)
+    """What it says behind a few tokens, computed: of a part, all ranks must ask for it."""
+    said = mx.argmax(network(mx.array([_TRIED], mx.uint32), cache=network.make_cache()), axis=-1)
+    mx.eval(said)
+    return said
 
 
 def is_heard(heads: Heads, said: mx.array, name: str) -> bool:

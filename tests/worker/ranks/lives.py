@@ -27,7 +27,7 @@ from protocol.hosts import Mode
 from protocol.workersettings import WorkerSettings
 from tests.models.families import PREFIX, REFUSED, THIRDS
 from tests.models.fixtures import model_folder
-from tests.models.heads import HEADS
+from tests.models.heads import UNTIED
 from tests.oracle import Oracle
 from tests.ports import free_ports
 from tests.worker.families import ROWS, is_tie
@@ -119,7 +119,7 @@ class Case(NamedTuple):
     def model(self) -> str:
         """The name of its tiny model."""
         if self.drafts == "heads":
-            return HEADS
+            return UNTIED
         return (THIRDS if self.ranks % 2 else PREFIX) + self.family
 
     @property
