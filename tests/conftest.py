@@ -13,7 +13,7 @@ import pytest
 
 from tests.broker.page import scripts
 from tests.browser import chromium
-from tests.system import System, eventually, running_system
+from tests.system import Process, System, eventually, running_system
 
 _LEAK_WAIT_S = 5.0
 
@@ -104,6 +104,12 @@ def nothing_leaks() -> Iterator[None]:
         within_s=_LEAK_WAIT_S,
         what="threads and child processes of the test have ended",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def proofs_are_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a worker has proven of a model is known to those that are started after it."""
+    Process.cache = tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.worker.engine.test_engine_parity import MODELS, Job, engine_of, play
 from worker.contract import Draw, ThoughtLimit
+from worker.engine.engine import BatchEngine
 from worker.engine.sampling.forcing import ThoughtGuard
 
 END, BREAK, CALL = 7, 8, 9
@@ -114,15 +115,27 @@ def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str,
         opened_answer, begun_answer = together[f"opened{tokens}"], together[f"begun{tokens}"]
         assert opened_answer[: tokens + 2] == [*free[:tokens], 1999, 10]
         assert begun_answer[: first + tokens + 2] == [*free[: first + tokens], 1999, 10]
-    for job in jobs[1:]:
-        for cut in range(0, 20, 3):
-            engine = engine_of(name)
-            answer = together[job.name]
-            tokens_so_far = (*prompt, *answer[:cut])
-            engine.prefill({"r": tokens_so_far[:-1]})
-            engine.start("r", tokens_so_far, len(prompt), job.draw)
-            rest = [engine.step().tokens.get("r") for _ in range(15)][1:]
-            assert rest == answer[cut : cut + 14], (job.name, cut)
+    cuts = [(job, cut) for job in jobs[1:] for cut in range(0, 20, 3)]
+    alone = [[each] for each in cuts[::8]]  # of each job at another place
+    for begun in (cuts, *alone):
+        steps = _resume(engine_of(name), prompt, together, begun)
+        for number, (job, cut) in enumerate(begun):
+            rest = [tokens[str(number)] for tokens in steps]
+            assert rest == together[job.name][cut : cut + 14], (job.name, cut, len(begun))
+
+
+def _resume(
+    engine: BatchEngine,
+    prompt: tuple[int, ...],
+    answers: dict[str, list[int]],
+    begun: Sequence[tuple[Job, int]],
+) -> list[dict[str, int]]:
+    """What rows say next that have said so many tokens of their answers, by the number of each."""
+    for number, (job, cut) in enumerate(begun):
+        tokens = (*prompt, *answers[job.name][:cut])
+        engine.prefill({str(number): tokens[:-1]})
+        engine.start(str(number), tokens, len(prompt), job.draw)
+    return [dict(engine.step().tokens) for _ in range(15)][1:]
 
 
 def _with(draw: Draw, limit: ThoughtLimit) -> Draw:
