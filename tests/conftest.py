@@ -108,8 +108,11 @@ def nothing_leaks() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def proofs_are_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a worker has proven of a model is known to those that are started after it."""
-    Process.cache = tmp_path_factory.mktemp("cache")
+    """What a worker has proven of a model is known to those that are started after it, in this run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    Process.cache = shared / "cache"
+    Process.cache.mkdir(exist_ok=True)
 
 
 @pytest.fixture
