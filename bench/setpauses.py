@@ -6,7 +6,8 @@ Three `serve` with the same model: one process, one process with a spare, and a 
 on loopback. Sixteen greedy streams are under way when a process is killed; of the set each rank in turn. The
 pause of a stream is the time from its last text before the next worker's first to that one; all texts must
 be those of an undisturbed run. Then where the time goes: until the gateway hears of the next worker, until
-that one is ready, and the parts of its start, as it tells them.
+that one is ready, and the parts of its start, as it tells them; of a set also until its other ranks are
+there, and have read and tried their parts, as its log has it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ RANKS = 2
 SIDES = "alone", "spare", "set"
 LOOK_S = 0.02
 STEPS = "heard of", "ready", "first text", "last text"
+MILESTONES = {"other ranks there": " is there: ", "joined, read and tried": " follows"}
+"""Of a set, and what its log says then."""
 
 
 @dataclass
@@ -50,6 +53,8 @@ class Case:
     last: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     """Of the worker that came, with its other ranks, until all streams went on."""
+
+    milestones: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[list[float]]:
@@ -66,6 +71,7 @@ def opened(name: str, model: Path) -> Iterator[Case]:
             hosts = folder / "hosts.json"
             hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * RANKS))
             flags += [f"--hosts={hosts}", "--split=tensor", f"--hosts-port={free_ports(RANKS)[0]}"]
+            flags += ["--log-format=json"]
         with serving(int(name == "spare"), 1, flags, folder) as (side, _):
             yield Case(name, side)
 
@@ -78,7 +84,7 @@ async def kill(case: Case, rank: int, dice: random.Random) -> None:
     struck = worker.children()[rank - 1] if rank and case.name == "set" else worker
     async with streaming(side) as answers:
         await asyncio.sleep(dice.uniform(0, KILL_AFTER_S_MAX))
-        at = time.perf_counter()
+        at, clock = time.perf_counter(), time.time()
         struck.kill()
         said = {id(answer): len(answer.pieces) for answer in answers if not answer.tokens}
         struck_by = [answer for answer in answers if id(answer) in said]
@@ -92,6 +98,9 @@ async def kill(case: Case, rank: int, dice: random.Random) -> None:
     resumed = [
         max(itertools.pairwise(answer.pieces), key=lambda pair: pair[1] - pair[0])[1] for answer in struck_by
     ]
+    if case.name == "set":
+        for name, words in MILESTONES.items():
+            case.milestones.setdefault(name, []).append(_logged(side.log, words, clock) - clock)
     case.first.append(min(resumed) - at)
     case.last.append(max(resumed) - at)
     side.parts.append(side.worker()["start_s"])
@@ -111,6 +120,12 @@ def _watch(case: Case, old: int, at: float) -> int:
                 return int(worker["pid"])
         time.sleep(LOOK_S)
     raise TimeoutError(f"no worker was ready: {case.side.log}")
+
+
+def _logged(log: Path, words: str, since: float) -> float:
+    """When a line of the log had these words, by its own clock, the first time since then."""
+    lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    return next(line["time"] for line in lines if line["time"] > since and words in line["message"])
 
 
 def _cpu_s(pid: int) -> float:
@@ -146,6 +161,10 @@ def report(cases: Sequence[Case]) -> None:
     print_table("Pauses of 16 streams", columns, rows, legend)
     rows = [[case.name, *(f"{1000 * statistics.median(each):,.0f}" for each in case.steps)] for case in cases]
     print_table("From a kill until", ["", *STEPS], rows, "Medians in milliseconds.")
+    for case in cases:
+        told = [f"{name} {1000 * statistics.median(found):,.0f}" for name, found in case.milestones.items()]
+        if told:
+            print(f"From a kill until, {case.name}: {', '.join(told)}\n")
     names = list(dict.fromkeys(name for case in cases for parts in case.side.parts for name in parts))
     rows = [[name, *(_part(case.side, name) for case in cases)] for name in names]
     print_table("A start, part by part", ["", *(case.name for case in cases)], rows, "The same.")
