@@ -1,6 +1,6 @@
 """Several workers of the embedded model: requests led to where their beginnings are, or to the least loaded.
 
-    python -m bench.affinity [--replicas 2,4] [--rounds 3] [--agents 8] [--turns 10] [--flood 64]
+    python -m bench.affinity [--replicas 2,4] [--rounds 3] [--agents 8] [--turns 10] [--flood 64] [--floods 3]
 
 Agents with conversations of their own behind one system prompt, all at once, each asking again when it has
 its answer; `--routing affinity` and `--routing load` by turns, each round with words of its own. Then, by
@@ -129,8 +129,8 @@ def serving(method: str, replicas: int, folder: Path) -> Iterator[Side]:
 
 
 def measure(sides: Sequence[Side], rounds: int, agents: int, turns: int) -> None:
-    """By turns; a short round before the first warms up, and is left out."""
-    for number in range(rounds + 1):
+    """By turns; a short round before the first warms up, and is left out. No rounds: nobody asks."""
+    for number in range(rounds + 1 if rounds else 0):
         for side in sides if number % 2 else list(reversed(sides)):
             asyncio.run(trace(side, number, agents, turns if number else 2))
             if not number:
@@ -177,9 +177,6 @@ def report(sides: Sequence[Side], legend: str) -> None:
     longest = max(answer.prompt_tokens for side in sides for answer in side.turns)
     legend += f" prompts of {longest} tokens at the most."
     print_table("Agents' prompts", head, rows, f"{legend} First text in milliseconds.")
-    report_floods(sides)
-    for worker in sides[0].workers():
-        print(f"Measured of one worker: {worker['speed']}")
 
 
 def report_floods(sides: Sequence[Side]) -> None:
@@ -209,6 +206,11 @@ def report_floods(sides: Sequence[Side]) -> None:
         f"{sum(near[0].shares)} requests at once; the median of {len(near)} rounds, ratios the rounds' own."
     )
     print_table("A flood on one beginning", head, rows, legend)
+    for side in sides:
+        speeds = "; ".join(
+            " ".join(f"{each or 0:.0f}" for each in worker["speed"].values()) for worker in side.workers()
+        )
+        print(f"{side.method}: tokens/s as measured, of prompts and of an answer, by worker: {speeds}")
 
 
 def main() -> None:
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--flood", type=int, default=64)
+    parser.add_argument("--floods", type=int, default=3)
     asked = parser.parse_args()
     for replicas in map(int, asked.replicas.split(",")):
         with contextlib.ExitStack() as stack:
@@ -227,9 +230,11 @@ def main() -> None:
                 for method, folder in zip(METHODS, folders, strict=True)
             ]
             measure(sides, asked.rounds, asked.agents, asked.turns)
-            drown(sides, asked.rounds, asked.flood)
+            drown(sides, asked.floods, asked.flood)
             legend = f"{asked.agents} agents, {asked.turns} turns, {asked.rounds} rounds;"
-            report(sides, legend)
+            if asked.rounds:
+                report(sides, legend)
+            report_floods(sides)
 
 
 if __name__ == "__main__":
