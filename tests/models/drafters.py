@@ -7,6 +7,7 @@ often enough to be tested. Those of the other kinds are random.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,19 @@ def make_drafter(name: str, folder: Path) -> Path:
     """Write the drafter called `name`, `{target}_{kind}`, into `folder`, made if absent."""
     target, kind = name.split("_", 1)
     network, _ = load_model(model_folder(target))
-    inner, said = inner_of(network), _said(network)
-    config = _config(kind, inner, said)
+    return write_drafter(kind, folder, network, _said(network))
+
+
+def write_drafter(kind: str, folder: Path, network: Any, said: mx.array, steps: int = _STEPS) -> Path:
+    """One for a network, trained for so many steps on what that says, [texts, tokens]."""
+    config = _config(kind, inner_of(network))
     mx.random.seed(11)
     family, _ = get_model_and_args(config)
     module = family.Model(family.ModelConfig.from_dict(config))
     if "d2t" in module:
         module.d2t = mx.array(_own_tokens(said), mx.int32) - mx.arange(_OWN_TOKENS)
     own = {name for name, _ in tree_flatten(module.parameters())}
-    _train(kind, module, network, said)
+    _train(kind, module, network, said, steps)
     weights = {name: each for name, each in tree_flatten(module.parameters()) if name in own}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -88,15 +93,15 @@ def _said(network: Any) -> mx.array:
 
 def _own_tokens(said: mx.array) -> list[int]:
     flat: Any = said.flatten().tolist()
-    seen = set(flat)
+    seen = dict(Counter(flat).most_common(_OWN_TOKENS))
     return sorted([*seen, *(token for token in range(2048) if token not in seen)][:_OWN_TOKENS])
 
 
-def _config(kind: str, inner: Any, said: mx.array) -> dict[str, Any]:
-    depth = len(inner.layers)
+def _config(kind: str, inner: Any) -> dict[str, Any]:
+    depth, width = len(inner.layers), inner.embed_tokens.weight.shape[1]
     layer = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
+        "hidden_size": width,
+        "intermediate_size": 3 * width // 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
@@ -140,15 +145,15 @@ def _config(kind: str, inner: Any, said: mx.array) -> dict[str, Any]:
             return common | {"dflash_config": block}
 
 
-def _train(kind: str, module: Any, network: Any, said: mx.array) -> None:
-    """The kinds that are trained, a moment; of the others the output is made livelier."""
+def _train(kind: str, module: Any, network: Any, said: mx.array, steps: int) -> None:
+    """Of the kinds that are trained one."""
     if kind not in TRAINED:
         return
     lesson = _eagle_lesson if kind == "eagle3" else _block_lesson
     loss = lesson(module, network, said)
     optimizer = Adam(_RATE)
     graded = nn.value_and_grad(module, loss)
-    for step in range(_STEPS):
+    for step in range(steps):
         _, grades = graded(step)
         optimizer.update(module, grades)
         mx.eval(module.parameters(), optimizer.state)
@@ -159,7 +164,7 @@ def _eagle_lesson(module: Any, network: Any, said: mx.array) -> Callable[[int], 
     own: Any = (module.d2t + mx.arange(_OWN_TOKENS)).tolist()
     places = {token: place for place, token in enumerate(own)}
     rows: Any = said.tolist()
-    wanted = mx.array([[places[token] for token in row] for row in rows])
+    wanted = mx.array([[places.get(token, 0) for token in row] for row in rows])
     module.freeze(keys=["d2t"])
     mx.eval(hidden)
 
@@ -185,7 +190,7 @@ def _block_lesson(module: Any, network: Any, said: mx.array) -> Callable[[int], 
 
     def loss(step: int) -> mx.array:
         """Of a block behind as much as changes from step to step."""
-        known = 12 + 7 * step % (length - BLOCK - 12)
+        known = 12 + 7 * step % (length - BLOCK - 12)  # the numbers have no divisor in common
         masks = mx.full((rows, BLOCK - 1), _MASK, mx.uint32)
         block = mx.concatenate([said[:, known : known + 1], masks], axis=1)
         module._fused_context_kv_weight = None
