@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import mlx.nn as nn
 
+from worker.contract import ModelError
 from worker.drafts import Drafter
 from worker.models.drafting import DraftModel, find_draft, load_draft
-from worker.models.heads import bytes_beside, is_heard, open_heads, try_pass
+from worker.models.heads import Opened, bytes_beside, open_heads, proven, say
 from worker.models.source import bytes_of, weight_files
 from worker.models.split import PartNetwork, Split
 from worker.models.tokenizers import Tokenizers
@@ -41,7 +42,7 @@ class PartDrafts:
         self._found: DraftModel | None = None
         self._draft: Followers | None = None
         self._tap: Tap | None = None
-        self._heads: Heads | None = None
+        self._opened: Opened | None = None
 
     @property
     def has_model(self) -> bool:
@@ -49,41 +50,50 @@ class PartDrafts:
         return bool(self._asked)
 
     def find(self) -> None:
-        """The draft model's files. Raises `ModelError`."""
-        self._found = find_draft(self._asked) if self._asked else None
+        """The draft model's files. Raises `ModelError`, also for one that goes by what the model thinks."""
+        if not self._asked:
+            return
+        self._found = find_draft(self._asked)
+        if self._found.config is None:
+            raise ModelError(
+                f"{self._asked}: drafters trained for one model are not run in a set; name a language model."
+            )
 
     def look(self, folder: Path, network: nn.Module) -> None:
         """At the model, before it is split: its own layers use all of its output layer."""
         if not self._uses_heads:
             return
-        heads = open_heads(folder, network, self._name)
-        self._tap = heads.tap if heads else None
-        self._heads = heads if self._leads else None
+        opened = open_heads(folder, network, self._name)
+        self._tap = opened.tap if opened else None
+        self._opened = opened if self._leads else None
 
     def weight_bytes(self, network: PartNetwork) -> int:
         """What it takes beside this rank's part of the model."""
         draft = self._found.weight_bytes if self._found else 0
-        return draft + (bytes_beside(self._heads, network) if self._heads else 0)
+        return draft + (bytes_beside(self._opened, network) if self._opened else 0)
 
     def load(self, folder: Path, part_bytes: int, split: Split, tokenizers: Tokenizers) -> None:
         """All of the draft model. `folder`, `part_bytes`, `tokenizers`: of the model. Raises `ModelError`."""
-        if self._found is None:
+        config = self._found.config if self._found else None
+        if self._found is None or config is None:
             return
         # What a token costs the set: of tensors each rank has a part, in a pipeline one waits for another.
         whole = split.mode == "pipeline"
         cost = bytes_of(weight_files(folder, self._name)) if whole else part_bytes
-        self._draft = load_draft(self._found, cost, tokenizers.take(), Trials(self._trials))
+        self._draft = load_draft(self._found, config, cost, tokenizers.take(), Trials(self._trials))
 
     def drafter(self, split: Split, network: PartNetwork, *, ahead: bool) -> Drafter | None:
         """Who guesses on this rank. `ahead`: rows can be fed guesses, on all ranks. Waits for all."""
-        if self._uses_heads and not self._agreed(split, network, ahead=ahead):
-            network.listen(None)
-            self._heads = None
-        return self._draft or self._heads
+        heads = self._agreed(split, network, ahead=ahead) if self._uses_heads else None
+        return self._draft or heads
 
-    def _agreed(self, split: Split, network: PartNetwork, *, ahead: bool) -> bool:
+    def _agreed(self, split: Split, network: PartNetwork, *, ahead: bool) -> Heads | None:
         if not split.agreed(ahead and self._tap is not None):
-            return False
+            return None
         network.listen(self._tap)
-        said = try_pass(network)
-        return split.agreed(self._heads is None or is_heard(self._heads, said, self._name))
+        said = say(network)
+        heads = proven(self._opened, said, self._name) if self._opened else None
+        if not split.agreed(heads is not None or self._opened is None):
+            network.listen(None)
+            return None
+        return heads

@@ -10,9 +10,11 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.utils import load_model
 
+from tests.models.drafters import DRAFTERS
 from tests.models.fixtures import model_folder
 from tests.models.heads import HEADS
 from tests.worker.folders import nothing
+from worker.contract import ModelError
 from worker.engine.following import Followers
 from worker.engine.heads import Heads
 from worker.models.part import PartLoader
@@ -81,3 +83,9 @@ def test_a_draft_model_is_loaded_whole_and_weighs_beside_the_part(tmp_path: Path
     found = made.drafter(split, part, ahead=True)
     assert isinstance(found, Followers)
     assert 0.9 < found.share < 1.1
+
+
+def test_a_drafter_that_was_trained_for_a_model_is_refused_in_a_set() -> None:
+    made = drafts(uses_heads=False, draft_model=str(model_folder(next(iter(DRAFTERS)))))
+    with pytest.raises(ModelError, match="are not run in a set"):
+        made.find()
