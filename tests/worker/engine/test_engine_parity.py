@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,6 +19,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from tests.models.fixtures import model_folder
 from tests.worker import proven
 from worker.contract import Draw
+from worker.engine import engine as engine_module
 from worker.engine.engine import BatchEngine
 
 MODELS = ("dense", "hybrid", "sliding")
@@ -61,11 +62,17 @@ def alone(name: str, job: Job) -> list[int]:
     return [answer.token for answer in answers][: job.tokens]
 
 
-def play(engine: BatchEngine, jobs: Iterable[Job], rng: random.Random) -> dict[str, list[int]]:
-    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done."""
-    waiting = list(jobs)
-    prefilled: dict[str, int] = {}
-    by_name = {job.name: job for job in waiting}
+def play(
+    engine: BatchEngine,
+    jobs: Sequence[Job],
+    rng: random.Random,
+    prefilled: Mapping[str, int] | None = None,
+) -> dict[str, list[int]]:
+    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done.
+    `prefilled`: how much of their prompts has been run of those that are there already."""
+    prefilled = dict(prefilled or {})
+    waiting = [job for job in jobs if job.name not in prefilled]
+    by_name = {job.name: job for job in jobs}
     answers: dict[str, list[int]] = {}
     while waiting or prefilled or any(len(answers[n]) < by_name[n].tokens for n in answers):
         if waiting and rng.random() < 0.35:
@@ -87,6 +94,17 @@ def play(engine: BatchEngine, jobs: Iterable[Job], rng: random.Random) -> dict[s
     return answers
 
 
+def play_abreast(engine: BatchEngine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
+    """Run the jobs with all prompts side by side, in pieces of one length for all that go on so far."""
+    done, going = 0, [job for job in jobs if len(job.prompt) > 1]
+    while going:
+        width = min(rng.randint(1, 45), *(len(job.prompt) - 1 - done for job in going))
+        engine.prefill({job.name: job.prompt[done : done + width] for job in going})
+        done += width
+        going = [job for job in going if len(job.prompt) - 1 > done]
+    return play(engine, jobs, rng, prefilled={job.name: len(job.prompt) - 1 for job in jobs})
+
+
 def draw_jobs(rng: random.Random, draws: Iterable[Draw] = (GREEDY,)) -> list[Job]:
     """Prompts of one token, within the window and far beyond; short and long answers."""
     lengths = [1, 1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, *(rng.randint(3, 100) for _ in range(6))]
@@ -101,6 +119,22 @@ def draw_jobs(rng: random.Random, draws: Iterable[Draw] = (GREEDY,)) -> list[Job
         )
         for index, length in enumerate(lengths)
     ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, calls = random.Random(3), []
+    together = engine_module.prefill_abreast
+    monkeypatch.setattr(
+        engine_module, "prefill_abreast", lambda *given: calls.append(given) or together(*given)
+    )
+    jobs = draw_jobs(rng)[:6]
+    answers = play_abreast(BatchEngine(network(name)), jobs, rng)
+    assert calls
+    for job in jobs:
+        assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
