@@ -188,6 +188,7 @@ _DIVIDED = {
     "linear_num_key_heads",
     "linear_num_value_heads",
     "o_groups",
+    "sparse_num_index_heads",
     "moe_intermediate_size",
     "moe_shared_expert_intermediate_size",
     "expert_ffn_hidden_size",

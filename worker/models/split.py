@@ -116,7 +116,7 @@ class Split:
                 network.shard(self._group)
             else:
                 network.model.pipeline(self._group)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, AssertionError) as error:
             raise ModelError(
                 f"it cannot be split by {self.mode} over {self.size} ({_line(error)}). Name fewer hosts."
             ) from None
