@@ -58,8 +58,9 @@ class Leader:
         self._cuts = 0
         self._let_go: deque[int] = deque()
         self.shape = engine.shape
-        self.drafter: Drafter | None = None  # a set guesses by what was said alone
-        self.weigher: Weigher | None = None
+        # This rank guesses and weighs alone: what comes of it, all others are told.
+        self.drafter: Drafter | None = engine.drafter
+        self.weigher: Weigher | None = engine.weigher
         self.can_leave_out = engine.can_leave_out
 
     @contextmanager
