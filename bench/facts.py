@@ -15,6 +15,7 @@ END, TELL, LEAD = 0, 1, 2
 FIRST_WORD, SIZE = 8, 1024
 """Tokens from the first on are names and words."""
 WORDS = 3
+FACT_TOKENS = WORDS + 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Told:
         self._places: dict[int, int] = {}
         self.tokens = self._spread(tokens)
 
+    @property
+    def places(self) -> list[int]:
+        """Where the facts stand, in order."""
+        return list(self._places.values())
+
     def questions(self, count: int, *, leading: bool) -> list[Question]:
         """For different facts: plain ones, or those that lead on. So many, where there are as many."""
         half = len(self._next)
@@ -54,7 +60,9 @@ class Told:
         needed = [name, self._next[name]] if name in self._next else [name]
         says = [self._said[each][2:-1] for each in needed]
         return Question(
-            [TELL, name], [token for words in says for token in words], [self._places[each] for each in needed]
+            [TELL, name],
+            [token for words in says for token in words],
+            [self._places[each] for each in needed],
         )
 
     def _spread(self, tokens: int) -> list[int]:

@@ -1,65 +1,75 @@
-"""Ways to tell which tokens of a prompt matter, as `worker.engine.weighing` does, for comparison.
-
-What an attention layer gives out is the sum of the values, each times the attention it is given. So the
-gradient by a value, which the caches hand out, is that attention times how much the head's output matters:
-its length, divided by the sum over all tokens, is the attention itself, heard without a hand in upstream.
-"""
+"""Other ways to tell which tokens of a prompt matter, for comparison with `worker.engine.weighing`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
 
-from worker.engine.caches.batch import RowCaches
+from worker.engine.caches.batch import RowCaches, leaf_caches
 from worker.engine.caches.gaps import Gapped, each_positional
-from worker.engine.weighing import AHEAD_TOKENS, _said, _whole, weigh
-
-Way = Callable[[Any, RowCaches, int], mx.array]
-Joint = Callable[[Sequence[mx.array]], mx.array]
-_SMOOTHED = 13
+from worker.engine.weighing import AHEAD_TOKENS, LEAST_SUM, looked_at
+from worker.schedule.sparse import SMOOTHED_TOKENS
 
 
-class Nudged(Gapped):
-    """A cache that hands out values to which something was added, [1, heads, columns, width]."""
-
-    def __init__(self, cache: Any, nudge: mx.array) -> None:
-        super().__init__(cache, 0)
-        vars(self)["_nudge"] = nudge
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        nudge: mx.array = vars(self)["_nudge"]
-        keys, values = self._cache.update_and_fetch(keys, values)
-        return keys, values + mx.pad(nudge, [(0, 0), (0, 0), (0, values.shape[2] - nudge.shape[2]), (0, 0)])
-
-
-def slopes(network: Any, caches: RowCaches, last: int, said: Sequence[int], *, of_logit: bool = False) -> Iterator[list[mx.array]]:
-    """For each token ahead, and each layer: the lengths of the gradients by values, [heads, columns]."""
-    rows = copy.deepcopy(caches)
-    held = next(_whole(caches)).offset
-    for token, then in zip(said, said[1:], strict=False):
-        zeros = [mx.zeros_like(cache.keys_and_values()[1][:, :, :held]) for cache in _whole(rows)]
-
-        def outcome(nudges: list[mx.array], token: int = token, then: int = then) -> mx.array:
-            left = iter(nudges)
-            given = each_positional(
-                copy.deepcopy(rows), lambda cache: cache if hasattr(cache, "max_size") else Nudged(cache, next(left))
-            )
-            logits = network(mx.array([[token]], mx.uint32), cache=given)[0, -1].astype(mx.float32)
-            return logits[then] - (0 if of_logit else mx.logsumexp(logits))
-
-        found = mx.grad(outcome)(zeros)
-        yield [mx.linalg.norm(each[0].astype(mx.float32), axis=-1) for each in found]
-        network(mx.array([[token]], mx.uint32), cache=rows)
+def by_attention(network: Any, caches: RowCaches, last: int) -> mx.array:
+    """[columns]: as in SpecPrefill (arXiv 2502.02789), the attention of a few tokens ahead, smoothed, the
+    most of all heads and layers, the mean of these tokens. Where several heads share their values it is
+    theirs together."""
+    rows, held = copy.deepcopy(caches), _held(caches)
+    weights, token = mx.zeros(held), mx.array([[last]], mx.uint32)
+    for _ in range(AHEAD_TOKENS):
+        token, heads = looked_at(network, rows, token, held)
+        attention = heads / mx.maximum(heads.sum(axis=-1, keepdims=True), LEAST_SUM)
+        weights += _smoothed(attention).max(axis=0)
+        mx.eval(weights, token, [cache.state for cache in rows])
+    return weights
 
 
-def attention(slope: mx.array) -> mx.array:
-    return slope / mx.maximum(slope.sum(axis=-1, keepdims=True), 1e-30)
-
-
-def smoothed(weights: mx.array) -> mx.array:
-    half = _SMOOTHED // 2
+def _smoothed(weights: mx.array) -> mx.array:
+    half = SMOOTHED_TOKENS // 2
     sums = mx.cumsum(mx.pad(weights, [(0, 0), (half + 1, half)]), axis=-1)
-    return (sums[:, _SMOOTHED:] - sums[:, :-_SMOOTHED]) / _SMOOTHED
+    return (sums[:, SMOOTHED_TOKENS:] - sums[:, :-SMOOTHED_TOKENS]) / SMOOTHED_TOKENS
+
+
+def _held(caches: RowCaches) -> int:
+    return max(cache.offset for cache in leaf_caches(caches) if hasattr(cache, "offset"))
+
+
+class Weighted(Gapped):
+    """A cache that hands out `bias` as a mask beside its own: [tokens, columns], the same in all layers."""
+
+    def __init__(self, cache: Any, bias: mx.array) -> None:
+        super().__init__(cache, 0)
+        vars(self)["_bias"] = bias
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        """[tokens, columns]: what is added to the scores of attention."""
+        bias: mx.array = vars(self)["_bias"]
+        seen = create_causal_mask(N, self._cache.offset, window_size=window_size)
+        return mx.where(seen, bias, mx.finfo(bias.dtype).min)
+
+
+def by_mask(network: Any, caches: RowCaches, last: int) -> mx.array:
+    """[columns]: how the likelihood of the same tokens changes with what is added to the scores of attention,
+    of all layers together. Where attention or likelihood are sure, it does not."""
+    said, held = _said(network, copy.deepcopy(caches), last), _held(caches)
+
+    def likelihood(bias: mx.array) -> mx.array:
+        given = each_positional(copy.deepcopy(caches), lambda cache: Weighted(cache, bias))
+        logits = network(mx.array([said[:-1]], mx.uint32), cache=given)[0].astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return mx.take_along_axis(logprobs, mx.array(said[1:])[:, None], axis=-1).sum()
+
+    slopes = mx.grad(likelihood)(mx.zeros((AHEAD_TOKENS, held + AHEAD_TOKENS)))
+    return mx.abs(slopes[:, :held]).mean(axis=0)
+
+
+def _said(network: Any, caches: RowCaches, last: int) -> list[int]:
+    said = [last]
+    for _ in range(AHEAD_TOKENS):
+        token: Any = mx.argmax(network(mx.array([said[-1:]]), cache=caches)[0, -1]).item()
+        said.append(int(token))
+    return said

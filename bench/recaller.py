@@ -98,7 +98,9 @@ class _Circuit:
         self._shape = shape
         self._draw = np.random.default_rng(seed)
         width = shape.width
-        self._itself, self._before, self._second = (slice(1 + at * width, 1 + (at + 1) * width) for at in range(3))
+        self._itself, self._before, self._second = (
+            slice(1 + at * width, 1 + (at + 1) * width) for at in range(3)
+        )
 
     def weights(self) -> list[tuple[str, Matrix]]:
         """By upstream's names."""
@@ -147,7 +149,11 @@ class _Circuit:
             carried[place, self._itself] = np.eye(width)
             taps[place, tap] = 1
         joint = np.concatenate([gate_in, gate_out, carried])
-        return {"conv.in_proj.weight": joint, "conv.conv.weight": taps, "conv.out_proj.weight": np.eye(hidden)}
+        return {
+            "conv.in_proj.weight": joint,
+            "conv.conv.weight": taps,
+            "conv.out_proj.weight": np.eye(hidden),
+        }
 
     def _attention(self, *, has_circuit: bool) -> dict[str, Matrix]:
         queries, keys, values, out = self._idle()
@@ -178,7 +184,9 @@ class _Circuit:
             sharp = self._draw.uniform(0.1, 1.0) * self._shape.idle_sharp
             queries[head : head + HEAD] *= sharp
             # Where no key has anything: what is left of the length looks nowhere.
-            queries[head, 0] += math.sqrt(1 - sharp**2) * math.sqrt(HEAD) * self._length(1 + 3 * self._shape.width)
+            queries[head, 0] += (
+                math.sqrt(1 - sharp**2) * math.sqrt(HEAD) * self._length(1 + 3 * self._shape.width)
+            )
             keys[head] = 0
         return queries, keys, values, out * self._shape.noise * 4 * math.sqrt(self._shape.width / HEAD)
 
