@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from worker.engine.caches.batch import RowCaches, leaf_caches
-from worker.engine.caches.gaps import Gapped, each_positional
+from worker.engine.caches.gaps import each_positional
 from worker.engine.weighing import AHEAD_TOKENS, LEAST_SUM, looked_at
 from worker.schedule.sparse import SMOOTHED_TOKENS
 
@@ -38,24 +38,27 @@ def _held(caches: RowCaches) -> int:
     return max(cache.offset for cache in leaf_caches(caches) if hasattr(cache, "offset"))
 
 
-class Weighted(Gapped):
+class Weighted:
     """A cache that hands out `bias` as a mask beside its own: [tokens, columns], the same in all layers."""
 
     def __init__(self, cache: Any, bias: mx.array) -> None:
-        super().__init__(cache, 0)
-        vars(self)["_bias"] = bias
+        self._cache = cache
+        self._bias = bias
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         """[tokens, columns]: what is added to the scores of attention."""
-        bias: mx.array = vars(self)["_bias"]
         seen = create_causal_mask(N, self._cache.offset, window_size=window_size)
-        return mx.where(seen, bias, mx.finfo(bias.dtype).min)
+        return mx.where(seen, self._bias, mx.finfo(self._bias.dtype).min)
 
 
 def by_mask(network: Any, caches: RowCaches, last: int) -> mx.array:
     """[columns]: how the likelihood of the same tokens changes with what is added to the scores of attention,
     of all layers together. Where attention or likelihood are sure, it does not."""
     said, held = _said(network, copy.deepcopy(caches), last), _held(caches)
+    dtype = caches[-1].keys_and_values()[1].dtype
 
     def likelihood(bias: mx.array) -> mx.array:
         given = each_positional(copy.deepcopy(caches), lambda cache: Weighted(cache, bias))
@@ -63,8 +66,8 @@ def by_mask(network: Any, caches: RowCaches, last: int) -> mx.array:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         return mx.take_along_axis(logprobs, mx.array(said[1:])[:, None], axis=-1).sum()
 
-    slopes = mx.grad(likelihood)(mx.zeros((AHEAD_TOKENS, held + AHEAD_TOKENS)))
-    return mx.abs(slopes[:, :held]).mean(axis=0)
+    slopes = mx.grad(likelihood)(mx.zeros((AHEAD_TOKENS, held + AHEAD_TOKENS), dtype))
+    return mx.abs(slopes[:, :held].astype(mx.float32)).mean(axis=0)
 
 
 def _said(network: Any, caches: RowCaches, last: int) -> list[int]:

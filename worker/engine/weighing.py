@@ -64,15 +64,23 @@ def weigh(network: nn.Module, caches: RowCaches, last: int) -> mx.array:
 
     Layers with windows have no part in it.
     """
+    *_, weights = weighing(network, caches, last)
+    found: mx.array = weights
+    return found
+
+
+def weighing(network: nn.Module, caches: RowCaches, last: int) -> Iterator[Any]:
+    """As `weigh`, in parts of about two steps each, so that others can step between: None for each but the
+    last, which is the weights."""
     rows = copy.deepcopy(caches)
     held = next(_whole(rows)).offset
     weights, token = mx.zeros(held), mx.array([[last]], mx.uint32)
-    for _ in range(AHEAD_TOKENS):
+    for left in reversed(range(AHEAD_TOKENS)):
         token, heads = looked_at(network, rows, token, held)
         lengths = heads.sum(axis=0)
         weights += lengths / mx.maximum(lengths.sum(), LEAST_SUM)
         mx.eval(weights, token, [cache.state for cache in rows])
-    return weights
+        yield None if left else weights
 
 
 def looked_at(network: nn.Module, rows: RowCaches, token: mx.array, held: int) -> tuple[mx.array, mx.array]:
