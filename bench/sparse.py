@@ -146,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recall", default="1000", help="lengths of prompts; empty: none")
     parser.add_argument("--dialogues", type=int, default=20)
-    parser.add_argument("--recall-keep", type=float, default=0.5, help="320 tokens are run whatever is chosen")
+    parser.add_argument(
+        "--recall-keep", type=float, default=0.5, help="320 tokens are run whatever is chosen"
+    )
     parser.add_argument("--keep", type=float, default=0.3, help="of the prompts of a larger model")
     parser.add_argument("--first", type=int, default=4096, help="tokens of a prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
