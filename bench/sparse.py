@@ -1,8 +1,9 @@
 """What is lost and won where only a part of a long prompt is run.
 
-    python -m bench.sparse [--recall 2000,16000] [--dialogues 20] [--keep 0.3] [--first 4096] [--rounds 3]
+    python -m bench.sparse [--recall 1000] [--recall-keep 0.5] [--dialogues 20] [--first 4096] [--keep 0.3]
 
-Recall: the embedded model is told something, then much else, and asked for it; it weighs its own prompts.
+Recall: the embedded model is told something, then much else, and asked for it; it weighs its own prompts. Of
+more than 1,500 tokens it recalls nothing, whole or in part: for longer ones there is `bench.recall`.
 Right answers of the whole prompt, of the part that was chosen, of as many chunks at random, of the last ones.
 First: the time until the first token of a larger random model, with a small one that weighs for it.
 """
@@ -143,14 +144,17 @@ def first_tokens(tokens: int, rounds: int, keep: float) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recall", default="2000,16000", help="lengths of prompts; empty: none")
+    parser.add_argument("--recall", default="1000", help="lengths of prompts; empty: none")
     parser.add_argument("--dialogues", type=int, default=20)
-    parser.add_argument("--keep", type=float, default=0.3)
+    parser.add_argument(
+        "--recall-keep", type=float, default=0.5, help="320 tokens are run whatever is chosen"
+    )
+    parser.add_argument("--keep", type=float, default=0.3, help="of the prompts of a larger model")
     parser.add_argument("--first", type=int, default=4096, help="tokens of a prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)
     for tokens in filter(None, asked.recall.split(",")):
-        recalled(int(tokens), asked.dialogues, asked.keep)
+        recalled(int(tokens), asked.dialogues, asked.recall_keep)
     if asked.first:
         first_tokens(asked.first, asked.rounds, asked.keep)
 

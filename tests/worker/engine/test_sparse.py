@@ -118,7 +118,7 @@ def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
     assert [step["a"] for step in said] == hidden("dense", prompt, [], 4)
 
 
-@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding"])
+@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding", "deepseek_v3"])
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = Followers(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
