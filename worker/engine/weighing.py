@@ -27,7 +27,7 @@ class Weighted(Gapped):
     """A cache that hands out `bias` as a mask beside its own: [tokens, columns], the same in all layers."""
 
     def __init__(self, cache: Any, bias: mx.array) -> None:
-        super().__init__(cache, 0)
+        super().__init__(cache)
         vars(self)["_bias"] = bias
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
