@@ -43,7 +43,24 @@ def weigh(network: nn.Module, caches: RowCaches, last: int) -> mx.array:
 
     Layers with windows have no part in it. Raises what upstream raises where a mask cannot be added.
     """
-    said = _said(network, copy.deepcopy(caches), last)
+    *_, weights = weighing(network, caches, last)
+    found: mx.array = weights
+    return found
+
+
+def weighing(network: nn.Module, caches: RowCaches, last: int) -> Iterator[Any]:
+    """As `weigh`, in parts of about a step each, so that others can step between them: None for each but the
+    last, which is the weights."""
+    said, rows = [last], copy.deepcopy(caches)
+    for _ in range(AHEAD_TOKENS):
+        said.append(_said(network, rows, said[-1]))
+        yield None
+    del rows  # a copy of the caches is all that is needed at a time
+    yield _slopes(network, caches, said)
+
+
+def _slopes(network: nn.Module, caches: RowCaches, said: list[int]) -> mx.array:
+    """[columns]: how the likelihood of what was said, behind the first, changes with each mask."""
     whole = next(_whole(caches))
     held, dtype = whole.offset, whole.keys_and_values()[1].dtype
     tokens = mx.array([said[:-1]], mx.uint32)
@@ -61,14 +78,11 @@ def weigh(network: nn.Module, caches: RowCaches, last: int) -> mx.array:
     return mx.abs(slopes[:, :held].astype(mx.float32)).mean(axis=0)
 
 
-def _said(network: nn.Module, caches: RowCaches, last: int) -> list[int]:
-    """The likeliest continuation, with the token that it begins behind."""
-    said = [last]
-    for _ in range(AHEAD_TOKENS):
-        logits = network(mx.array([said[-1:]], mx.uint32), cache=caches)
-        token: Any = mx.argmax(logits[0, -1]).item()
-        said.append(int(token))
-    return said
+def _said(network: nn.Module, caches: RowCaches, last: int) -> int:
+    """The likeliest token behind this one, which the caches have then read."""
+    logits = network(mx.array([[last]], mx.uint32), cache=caches)
+    token: Any = mx.argmax(logits[0, -1]).item()
+    return int(token)
 
 
 def can_weigh(caches: RowCaches) -> bool:

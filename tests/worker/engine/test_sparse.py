@@ -92,12 +92,34 @@ def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
     assert [step["a"] for step in said] == hidden(engine, Sparse(prompt), 4).tokens
 
 
+def weighed(follower: Followers, last: int) -> list[Any]:
+    """What it answers until it is done."""
+    parts: list[Any] = [follower.weigh("a", last)]
+    while parts[-1] is None:
+        parts.append(follower.weigh("a", last))
+    return parts
+
+
+def test_a_row_that_goes_is_weighed_anew_when_it_comes_again() -> None:
+    follower, rows = Followers(network("dense"), 0.1, 2048), [prompt_of(seed, 50) for seed in (10, 11)]
+    told = []
+    for prompt in (*rows, rows[1]):
+        follower.read("a", prompt[:-1])
+        assert follower.weigh("a", prompt[-1]) is None
+        if prompt is rows[1]:
+            told.append(weighed(follower, prompt[-1])[-1])
+        follower.drop("a")
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("name", ["dense", "hybrid", "sliding"])
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = Followers(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
     before = [cache.offset for cache in follower._flocks.own("a") if hasattr(cache, "offset")]
-    weights = follower.weigh("a", prompt[-1])
+    parts = weighed(follower, prompt[-1])
+    weights = parts[-1]
+    assert len(parts) > 4, "others step between them"
     assert len(weights) == len(prompt) - 1
     assert all(weight >= 0 for weight in weights)
     assert sum(weights) > 0
@@ -110,7 +132,7 @@ def test_what_weighs_most_changes_the_answer_most() -> None:
     prompt, model = prompt_of(7, 24), network("dense")
     follower = Followers(model, 0.1, 2048)
     follower.read("a", prompt[:-1])
-    weights = follower.weigh("a", prompt[-1])
+    weights = weighed(follower, prompt[-1])[-1]
     caches = follower._flocks.own("a")
     last = mx.array([prompt[-1:]], mx.uint32)
 

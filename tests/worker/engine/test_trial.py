@@ -102,6 +102,7 @@ def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
     found = abilities(model_folder("family-plamo3"))
     assert found.together
     assert not found.cut
+    assert not found.sparse, "parts of a prompt are run as pieces"
     assert "depend on where a prompt is cut" in found.reasons[0]
 
 

@@ -108,7 +108,8 @@ def find_abilities(stage: Stage, agree: Callable[[bool], bool] = bool, *, alike:
     cut = can("answers depend on where a prompt is cut", trial.cut)
     ahead = padded and can("no drafts", trial.run_ahead)
     found = tuple(reasons)
-    sparse = restorable and can("no part of a prompt left out", partial(trial.leave_out, together=together))
+    leave_out = partial(trial.leave_out, together=together)
+    sparse = restorable and cut and can("no part of a prompt left out", leave_out)
     return Abilities(together, padded, restorable, cut, ahead, sparse, found)
 
 
