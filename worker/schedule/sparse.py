@@ -102,15 +102,17 @@ class Thinning:
         """The row whose turn it is."""
         return next(iter(self._rows.values()))[0]
 
-    def read(self, row: Row, clock: Callable[[], float], *, decoding: bool) -> bool:
+    def read(self, row: Row, clock: Callable[[], float], decode_s: float) -> bool:
         """Have a chunk of a row's prompt read, or a part of the weighing done. Whether that was the last, and
-        what is left out is known."""
+        what is left out is known. `decode_s`: what is waited for the decode step that is under way; 0: there
+        is none."""
         weigher, prompt = self._weigher, row.request.tokens[:-1]
         done, began = weigher.length(row.id), clock()
         if done < len(prompt):
-            count = self._pace.budget(decoding=decoding).cut(len(prompt) - done, done)
+            self._pace.decode_s = decode_s
+            count = self._pace.budget(decoding=decode_s > 0).cut(len(prompt) - done, done)
             weigher.read(row.id, prompt[done : done + count])
-            self._pace.learn(clock() - began, decoded=False, work=Work.call(1, count, done))
+            self._pace.learn(clock() - began, decoded=decode_s > 0, work=Work.call(1, count, done))
             return False
         weights = weigher.weigh(row.id, row.request.tokens[-1])
         if weights is None:

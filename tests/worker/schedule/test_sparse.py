@@ -85,7 +85,7 @@ def thinned(thinning: Thinning, asked: Prepared) -> Row:
         if not len(thinning):
             return row
         assert row.held
-        thinning.read(thinning.first, lambda: next(clock), decoding=True)
+        thinning.read(thinning.first, lambda: next(clock), 0.005)
     raise AssertionError("it is never read")
 
 
