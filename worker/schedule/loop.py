@@ -174,13 +174,15 @@ class Loop:
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
             self.model.engine.drop(row.id)
-        for group in plan.groups:
+        # Prompts that are weighed and those that are run take turns.
+        weighs = not plan.look and len(self.thinning) and (not plan.groups or self.counters.steps % 2)
+        for group in () if weighs else plan.groups:
             self._prefill(group)
             if not self.inbox.empty():
                 break  # a cancel need not wait for the rest, which is planned again
         if plan.look:
             self._look(plan.look)
-        elif not plan.groups and len(self.thinning):
+        elif weighs:
             self._thin(self.scheduler.decode_s if decodes else 0.0)
         if not decodes:
             self.scheduler.lap(self.clock(), decoded=False)

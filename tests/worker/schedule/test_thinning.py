@@ -122,6 +122,28 @@ def test_what_is_read_keeps_a_stream_waiting_no_longer_than_the_target() -> None
     assert max(reader.sizes) >= 128, "it gets on"
 
 
+def test_a_prompt_is_read_however_many_others_are_run() -> None:
+    house, reader = reading()
+    house.submit("stream", *range(1, 999), prompt=1, max_tokens=200)
+    house.engine.at["step", 4] = lambda: submit(house, "long", 3000)
+    last: list[str] = ["stream"]
+
+    def another() -> None:
+        # Whenever one has been run the next is there.
+        if sum(reader.sizes) < 2999:
+            last.append(f"other {len(last)}")
+            house.submit(last[-1], 5, prompt=400)
+
+    for number in range(1, 400):
+        house.engine.at["prefill", number] = another
+    house.engine.at["step", 3] = another
+    run: list[int] = []
+    reader.at = {chunk: lambda: run.append(len(house.engine.groups)) for chunk in range(99)}
+    house.run()
+    assert house.text("long") == "<5>"
+    assert {after - before for before, after in itertools.pairwise(run)} <= {1, 2}, "they take turns"
+
+
 def test_a_prompt_that_is_given_up_is_read_no_further_than_the_chunk_that_runs() -> None:
     house, reader = reading()
     house.submit("stream", *range(1, 99), prompt=1, max_tokens=60)
