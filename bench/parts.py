@@ -1,9 +1,11 @@
 """What a long prompt costs others, and itself, where only a part of it is run.
 
-    python -m bench.parts [--gaps 8000] [--rounds 1] [--first 4000,8000,16000] [--weighed 16000] [--keep 0.3]
+    python -m bench.parts [--gaps 8000] [--rounds 1] [--first 4000,8000,16000] [--model dense-1024]
+        [--laps 8000] [--weighed 16000] [--keep 0.3]
 
 Gaps: between the pieces of four running streams, over HTTP, while a long prompt comes, which is run whole and
 in part; then one is given up while the small model reads it, and how long it is still known of is told.
+Laps: the same in process, where seconds are those that the CPU has worked, whoever else it works for.
 First: CPU seconds until the first token of a larger random model, the small one's part included.
 Weighed: what weighing takes when the prompt has been read: its parts, and the bytes beside the caches.
 """
@@ -14,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import queue
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -28,8 +31,17 @@ from bench.models import bench_folder, random_text, random_tokens
 from bench.processes import free_port, socket_folder, wait_for
 from bench.rivals import Server, Start, command_of, started
 from bench.timing import percentile, print_table
+from protocol.messages import Events, Message
+from protocol.parts import Sparse
+from protocol.workersettings import WorkerSettings
+from worker.contract import Draw, Prepared
+from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.loop import Loop
+from worker.schedule.publisher import Publisher
+from worker.schedule.scheduler import Policy, Scheduler
+from worker.schedule.sparse import Thinning
 
-SERVED, LARGE, SMALL = "dense", "dense-1024", "dense-small"
+SERVED, SMALL = "dense", "dense-small"
 CHUNK = 512
 GIVEN_UP_S = 2.0
 """After it was sent."""
@@ -109,7 +121,7 @@ async def given_up(server: Server, prompt: str, **fields: Any) -> float:
 async def _rows(http: httpx.AsyncClient) -> int:
     """What the worker has told of, which it does four times a second."""
     status = (await http.get("/v1/status")).json()
-    return sum(model["running"] + model["waiting"] for model in status["models"])
+    return sum(worker["running"] + worker["waiting"] for worker in status["workers"])
 
 
 def gaps_of(tokens: int, rounds: int, keep: float) -> None:
@@ -140,10 +152,87 @@ def gaps_of(tokens: int, rounds: int, keep: float) -> None:
     print_table(f"Gaps of {STREAMS} streams beside {tokens:,} tokens, {keep:.0%} run", columns, rows, legend)
 
 
-def first_tokens(lengths: Sequence[int], rounds: int, keep: float) -> None:
+class Laps:
+    """The worker's loop on a clock of CPU seconds, and when each row's tokens came."""
+
+    def __init__(self, target_s: float) -> None:
+        from bench.ours import BYTES_MAX, load
+
+        model = load(bench_folder(SERVED), bench_folder(SMALL))
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.came: dict[str, list[float]] = {}
+        self._awaited: tuple[str, int] = "", 0
+        policy = Policy(rows_max=STREAMS + 1, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
+        self._loop = Loop(
+            model=model,
+            scheduler=Scheduler(policy),
+            inbox=self._inbox,
+            publisher=Publisher("bench", self._publish, lambda: 0),
+            thinning=Thinning(model.engine.weigher, is_able=True, target_s=target_s),
+            clock=time.process_time,
+        )
+
+    def submit(self, id: str, tokens: Sequence[int], max_tokens: int, keep: float = 1.0) -> None:
+        """A request, of whose prompt so much is to be run."""
+        wish = Sparse(keep=keep, above=1000)
+        asked = Prepared(
+            id, tuple(tokens), Draw(), (), max_tokens, frozenset(), sparse=wish, speculation=False
+        )
+        self.came[id] = []
+        self._inbox.put(Submit(asked))
+
+    def run(self, id: str, pieces: int) -> None:
+        """Until so many of a row's tokens have come."""
+        self._awaited = id, pieces
+        self._loop.run()
+
+    def drop(self) -> None:
+        """All rows."""
+        self._inbox.put(Drop(None))
+
+    def _publish(self, message: Message) -> None:
+        if not isinstance(message, Events):
+            return
+        for delta in message.deltas:
+            self.came[delta.id].append(time.process_time())
+        id, pieces = self._awaited
+        if len(self.came[id]) >= pieces:
+            self._awaited = id, len(self.came[id]) + 10**6
+            self._inbox.put(Stop())
+
+
+def laps_of(tokens: int, rounds: int, keep: float) -> None:
+    laps, rows = Laps(WorkerSettings().inter_token_target_s), []
+    for name, kept in (("whole", 1.0), ("in part", keep)):
+        calm: list[float] = []
+        troubled: list[float] = []
+        first: list[float] = []
+        for number in range(rounds + 1):
+            for stream in range(STREAMS):
+                laps.submit(f"{number}-{stream}", random_tokens(TEXT_TOKENS, stream), 4 * STREAM_TOKENS)
+            laps.run(f"{number}-{STREAMS - 1}", CALM_PIECES)
+            asked = time.process_time()
+            # The first round is one of warming up.
+            laps.submit(f"{number}-long", random_tokens(tokens if number else 1500, number), 1, kept)
+            laps.run(f"{number}-long", 1)
+            answered = laps.came[f"{number}-long"][0]
+            for stream in range(STREAMS) if number else ():
+                came = laps.came[f"{number}-{stream}"]
+                calm += gaps(came, came[CALM_PIECES // 2], asked)
+                troubled += gaps(came, asked, answered)
+            first += [answered - asked] * bool(number)
+            laps.drop()
+        spread = [percentile(calm, 50), *(percentile(troubled, at) for at in (50, 99)), max(troubled)]
+        spread.append(statistics.median(first))
+        rows.append([name, *(f"{1000 * figure:,.0f}" for figure in spread)])
+    columns = ["CPU ms", "calm p50", "p50", "p99", "max", "first token"]
+    print_table(f"Laps of {STREAMS} streams beside {tokens:,} tokens, {keep:.0%} run", columns, rows, "")
+
+
+def first_tokens(name: str, lengths: Sequence[int], rounds: int, keep: float) -> None:
     from mlx_lm.utils import load_model
 
-    large, small = (load_model(bench_folder(name))[0] for name in (LARGE, SMALL))
+    large, small = (load_model(bench_folder(each))[0] for each in (name, SMALL))
     rows = []
     for tokens in lengths:
         found = [_first_token(large, small, random_tokens(tokens, seed), keep) for seed in range(rounds)]
@@ -151,8 +240,9 @@ def first_tokens(lengths: Sequence[int], rounds: int, keep: float) -> None:
         ratio = statistics.median(whole / (weighed + part) for whole, weighed, part in found)
         figures = [f"{seconds:.1f}" for seconds in (whole, weighed + part, weighed)]
         rows.append([f"{tokens:,}", *figures, f"{ratio:.2f}"])
+        print(*rows[-1], flush=True)
     headings = ["tokens", "whole, CPU s", "in part, CPU s", "of it the small model's", "times sooner"]
-    print_table(f"The first token of {LARGE} beside {SMALL}", headings, rows, f"{keep:.0%} run.")
+    print_table(f"The first token of {name} beside {SMALL}", headings, rows, f"{keep:.0%} run.")
 
 
 def _first_token(large: Any, small: Any, prompt: list[int], keep: float) -> tuple[float, float, float]:
@@ -210,15 +300,21 @@ def main() -> None:
     parser.add_argument("--gaps", type=int, default=8000, help="tokens of the long prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--first", default="4000,8000,16000", help="lengths of prompts; empty: none")
+    parser.add_argument("--model", default="dense-1024", help="whose first token is waited for")
+    parser.add_argument("--laps", type=int, default=8000, help="tokens of the long prompt; 0: none")
     parser.add_argument("--weighed", type=int, default=16000, help="tokens; 0: none")
     parser.add_argument("--keep", type=float, default=0.3)
     asked = parser.parse_args()
     if asked.gaps:
         gaps_of(asked.gaps, asked.rounds, asked.keep)
+    if asked.laps:
+        laps_of(asked.laps, asked.rounds, asked.keep)
     if asked.weighed:
         weighed(asked.weighed)
     if asked.first:
-        first_tokens([int(tokens) for tokens in asked.first.split(",")], asked.rounds, asked.keep)
+        first_tokens(
+            asked.model, [int(tokens) for tokens in asked.first.split(",")], asked.rounds, asked.keep
+        )
 
 
 if __name__ == "__main__":
