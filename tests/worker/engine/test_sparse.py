@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
+from tests.worker import proven
 from tests.worker.sparse import Sparse, begin, chunked, hidden, played
 from worker.contract import Draw, Piece
 from worker.engine.caches import stored
@@ -33,6 +34,10 @@ def network(name: str) -> Any:
     return load_model(model_folder(name))[0]
 
 
+def engine_of(name: str) -> BatchEngine:
+    return proven.engine(network, name)
+
+
 def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
     rng = random.Random(seed)
     return tuple(rng.randrange(1, 90) for _ in range(tokens))
@@ -40,7 +45,7 @@ def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> None:
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     assert engine.can_leave_out
     rows = {
         "two": Sparse(prompt_of(1, 60), ((10, 24), (30, 41))),
@@ -55,7 +60,7 @@ def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> Non
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_window_is_one_of_positions(name: str) -> None:
     """What was left out within it is not made up for by what stands before it."""
-    engine, row = BatchEngine(network(name)), Sparse(prompt_of(8, 60), ((36, 52),))
+    engine, row = engine_of(name), Sparse(prompt_of(8, 60), ((36, 52),))
     closed_up = Sparse((*row.prompt[:36], *row.prompt[52:]))
     [said] = played(engine, {"a": row}, 12).values()
     assert said == hidden(engine, row, len(said)).tokens
@@ -64,13 +69,13 @@ def test_a_window_is_one_of_positions(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dense", *WINDOWED])
 def test_all_of_a_prompt_chunk_by_chunk_where_it_stands_is_the_prompt(name: str) -> None:
-    engine, prompt = BatchEngine(network(name)), prompt_of(9, 75)
+    engine, prompt = engine_of(name), prompt_of(9, 75)
     upstream = generate_step(mx.array(prompt), network(name), max_tokens=16)
     assert chunked(engine, prompt, 16).tokens == [int(token) for token, _ in upstream]
 
 
 def test_a_copy_begins_where_the_row_stands() -> None:
-    engine, prompt = BatchEngine(network("hybrid")), prompt_of(4, 40)
+    engine, prompt = engine_of("hybrid"), prompt_of(4, 40)
     engine.prefill({"a": prompt[:12]})
     engine.leave_out("a", 12, 22)
     engine.prefill({"a": prompt[22:-1]})
@@ -83,7 +88,7 @@ def test_a_copy_begins_where_the_row_stands() -> None:
 
 
 def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
-    engine, prompt = BatchEngine(network("dense")), prompt_of(5, 30)
+    engine, prompt = engine_of("dense"), prompt_of(5, 30)
     engine.prefill({"a": prompt[:10]})
     engine.leave_out("a", 10, 15)
     engine.drop("a")
