@@ -27,6 +27,7 @@ from recipes.pocket.fillers import Fillers
 from recipes.pocket.recall import recall
 from recipes.pocket.talk import noise
 from worker.engine.caches.gaps import gapped
+from worker.engine.caches.spans import NO_GAPS
 from worker.engine.weighing import weigh
 from worker.pocket import MODEL_PATH
 from worker.schedule.rows import Span
@@ -42,7 +43,7 @@ class Side:
     def __init__(self, network: Any) -> None:
         self.network = network
         self.caches: list[Any] = make_prompt_cache(network)
-        self._gap = 0
+        self._gaps = NO_GAPS
 
     def read(self, tokens: Sequence[int], spans: Sequence[Span] = ()) -> None:
         """All of `tokens` but the parts that are left out."""
@@ -50,18 +51,18 @@ class Side:
         for first, last in [*spans, (len(tokens), 0)]:
             while at < first:
                 piece = tokens[at : min(at + CHUNK, first)]
-                self.network(mx.array([list(piece)]), cache=gapped(self.caches, self._gap))
+                self.network(mx.array([list(piece)]), cache=gapped(self.caches, self._gaps))
                 mx.eval([cache.state for cache in self.caches])
                 at += len(piece)
             if last:
-                self._gap += last - first
+                self._gaps = self._gaps.and_also(first, last)
                 at = last
 
     def say(self, last: int, count: int, ends: Sequence[int] = ()) -> list[int]:
         """The likeliest tokens behind `last`."""
         said: list[int] = []
         for _ in range(count):
-            logits = self.network(mx.array([[last]]), cache=gapped(self.caches, self._gap))
+            logits = self.network(mx.array([[last]]), cache=gapped(self.caches, self._gaps))
             found: Any = mx.argmax(logits[0, -1]).item()
             last = int(found)
             if last in ends:

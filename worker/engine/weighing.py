@@ -30,7 +30,7 @@ class Heard(Gapped):
     columns], is how long those by the values in these columns are."""
 
     def __init__(self, cache: Any, lengths: mx.array) -> None:
-        super().__init__(cache, 0)
+        super().__init__(cache)
         vars(self)["_lengths"] = lengths
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -39,7 +39,8 @@ class Prefill(_Said, frozen=True, tag=True, array_like=True):
 
 class LeaveOut(_Said, frozen=True, tag=True, array_like=True):
     row: str
-    tokens: int
+    first: int
+    last: int
 
 
 class Fork(_Said, frozen=True, tag=True, array_like=True):

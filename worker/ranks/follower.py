@@ -79,8 +79,8 @@ class Follower:
                 engine.step(drafts)
             case calls.Start(row, tokens, prompt_tokens, draw, held):
                 engine.start(row, tokens, prompt_tokens, _held(draw) if held else draw)
-            case calls.LeaveOut(row, tokens):
-                engine.leave_out(row, tokens)
+            case calls.LeaveOut(row, first, last):
+                engine.leave_out(row, first, last)
             case calls.Fork(row, copy):
                 engine.fork(row, copy)
             case calls.Drop(row):

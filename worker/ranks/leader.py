@@ -102,10 +102,10 @@ class Leader:
         with self._together(calls.Prefill(calls.lists(chunks), dict(targets))):
             return self._engine.prefill(chunks, targets)
 
-    def leave_out(self, row: str, tokens: int) -> None:
+    def leave_out(self, row: str, first: int, last: int) -> None:
         """See `contract.Engine`."""
-        with self._together(calls.LeaveOut(row, tokens)):
-            self._engine.leave_out(row, tokens)
+        with self._together(calls.LeaveOut(row, first, last)):
+            self._engine.leave_out(row, first, last)
 
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""
