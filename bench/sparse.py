@@ -3,7 +3,7 @@
     python -m bench.sparse [--recall 1000] [--recall-keep 0.5] [--dialogues 20] [--first 4096] [--keep 0.3]
 
 Recall: the embedded model is told something, then much else, and asked for it; it weighs its own prompts. Of
-more than 1,500 tokens it recalls nothing, whole or in part: for longer ones there is `bench.recall`.
+more than some 1,500 tokens it recalls hardly anything, whole or not: for longer ones there is `bench.recall`.
 Right answers of the whole prompt, of the part that was chosen, of as many chunks at random, of the last ones.
 First: the time until the first token of a larger random model, with a small one that weighs for it.
 """
