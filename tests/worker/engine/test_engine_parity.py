@@ -17,6 +17,7 @@ from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVC
 from mlx_lm.utils import load_model, load_tokenizer
 
 from tests.models.fixtures import model_folder
+from tests.worker import proven
 from worker.contract import Draw
 from worker.engine import engine as engine_module
 from worker.engine.engine import BatchEngine
@@ -40,6 +41,10 @@ class Job:
 @cache
 def network(name: str) -> nn.Module:
     return load_model(model_folder(name))[0]
+
+
+def engine_of(name: str) -> BatchEngine:
+    return proven.engine(network, name)
 
 
 @cache
@@ -137,7 +142,7 @@ def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
 def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
     rng = random.Random(seed)
     jobs = draw_jobs(rng)
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     assert engine.is_batchable
     answers = play(engine, jobs, rng)
     for job in jobs:
@@ -149,7 +154,7 @@ def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
 def test_rows_that_start_together_decode_past_the_window_together(name: str) -> None:
     rng = random.Random(7)
     jobs = [Job(f"{n}", tuple(rng.randrange(2000) for _ in range(n)), 80) for n in (1, 20, 33, 70)]
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     for job in jobs:
         if job.prompt[:-1]:
             engine.prefill({job.name: job.prompt[:-1]})
@@ -169,7 +174,7 @@ def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
         Draw(seed=3, temperature=1.5, top_k=40, min_p=0.02),
     ]
     jobs = draw_jobs(rng, draws)
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     together = play(engine, jobs, rng)
     for job in jobs:
         assert play(engine, [job], rng) == {job.name: together[job.name]}
@@ -180,8 +185,8 @@ def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
 def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
     draw = Draw(seed=9, temperature=1.0, top_p=0.95)
     job = Job("whole", (5, 6, 7, 8), 30, draw)
-    whole = play(BatchEngine(network("hybrid")), [job], random.Random(0))["whole"]
-    engine = BatchEngine(network("hybrid"))
+    whole = play(engine_of("hybrid"), [job], random.Random(0))["whole"]
+    engine = engine_of("hybrid")
     tokens = (*job.prompt, *whole[:13])
     engine.prefill({"rest": tokens[:-1]})
     engine.start("rest", tokens, len(job.prompt), draw)
@@ -189,7 +194,7 @@ def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
 
 
 def test_a_row_can_be_dropped_wherever_it_stands() -> None:
-    engine = BatchEngine(network("hybrid"))
+    engine = engine_of("hybrid")
     stays = Job("stays", (9, 8, 7), 12)
     engine.drop("nobody")
     engine.prefill({"prefilling": [1, 2, 3]})
@@ -221,7 +226,7 @@ def test_a_row_can_be_dropped_wherever_it_stands() -> None:
 
 
 def test_a_reset_engine_serves_on() -> None:
-    engine = BatchEngine(network("sliding"))
+    engine = engine_of("sliding")
     engine.prefill({"prefilling": [1, 2, 3]})
     for row in ("a", "b"):
         engine.start(row, [4], 1, Draw())
