@@ -25,11 +25,12 @@ from tests.models.heads import PROMPTS, answer_of
 TARGETS = ("dense", "hybrid")
 KINDS = ("eagle3", "eagle3_whole", "dflash", "dflash_sliding", "dflash2", "dspark")
 DRAFTERS = tuple(f"{target}_{kind}" for target in TARGETS for kind in KINDS)
-TRAINED = ("dense_eagle3", "dense_dflash")
+TRAINED = {"dense_eagle3": 60, "dense_dflash": 150}
+"""In so many steps."""
 BLOCK = 8
 WINDOW = 12
 _MASK = 2040
-_STEPS, _RATE = 60, 5e-3
+_RATE = 5e-3
 _OWN_TOKENS = 640
 """Of an EAGLE-3 with a smaller vocabulary than its model."""
 
@@ -38,7 +39,7 @@ def make_drafter(name: str, folder: Path) -> Path:
     """Write the drafter called `name`, `{target}_{kind}`, into `folder`, made if absent."""
     target, kind = name.split("_", 1)
     network, _ = load_model(model_folder(target))
-    return write_drafter(kind, folder, network, _said(network), _STEPS if name in TRAINED else 0)
+    return write_drafter(kind, folder, network, _said(network), TRAINED.get(name, 0))
 
 
 def write_drafter(kind: str, folder: Path, network: Any, said: mx.array, steps: int) -> Path:

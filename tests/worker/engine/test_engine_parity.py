@@ -131,7 +131,7 @@ def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
         engine_module, "prefill_abreast", lambda *given: calls.append(given) or together(*given)
     )
     jobs = draw_jobs(rng)[:6]
-    answers = play_abreast(BatchEngine(network(name)), jobs, rng)
+    answers = play_abreast(engine_of(name), jobs, rng)
     assert calls
     for job in jobs:
         assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)

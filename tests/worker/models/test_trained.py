@@ -8,6 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
+from mlx_vlm.utils import get_model_and_args
 
 from tests.models.fixtures import model_folder
 from tests.models.heads import HEADS
@@ -106,11 +108,18 @@ def test_models_that_are_not_to_be_heard_or_fed_drafts_are_told(model: str) -> N
 
 
 def test_other_kinds_are_refused(tmp_path: Path) -> None:
-    source = json.loads((model_folder("dense_dflash") / "config.json").read_text())
-    weights = mx.load(str(model_folder("dense_dflash") / "model.safetensors"))
-    folder = tmp_path / "laguna"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(source | {"model_type": "laguna"}))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    told = failure(model_folder("dense"), draft_model=str(folder))
-    assert "cannot load" in told or "are not run" in told
+    config = json.loads((model_folder("dense_dspark") / "config.json").read_text()) | {
+        "architectures": ["Gemma4DSparkModel"],
+        "model_type": "gemma4_text",
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "rope_parameters": {"full_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "layer_types": ["full_attention"] * 2,
+    }
+    config |= config["dflash_config"]
+    family, _ = get_model_and_args(config)
+    weights = dict(tree_flatten(family.Model(family.ModelConfig.from_dict(config)).parameters()))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    told = failure(model_folder("dense"), draft_model=str(tmp_path))
+    assert "(Gemma4DSparkDraftModel) are not run; those of EAGLE-3 and DFlash are" in told
