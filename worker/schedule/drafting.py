@@ -80,7 +80,7 @@ class Drafting:
         self._is_on = is_on
         self._following = following if is_on else None
         self._sources: dict[str, Known] = {}
-        self._costs = Costs(following.share if following else 0.0)
+        self._costs = Costs(following.share, following.block) if following else Costs()
         self._found: dict[str, Draft] = {}
         """What costs nothing to find."""
         self._drafts: dict[str, Draft] = {}
@@ -221,7 +221,7 @@ class Drafting:
         """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
         could be guessed for, and how many tokens each has room for."""
         best = _Choice(GAIN_MIN * rows)
-        guessed = _GUESSED_LENGTHS if self._costs.is_share_known else _GUESSED_LENGTHS[:1]
+        guessed = _guessed_lengths(self._costs.block)[: None if self._costs.is_share_known else 1]
         for length in _LENGTHS if near is None else guessed:
             gains = {id: self._sources[id].expected(draft, length) for id, draft in found.items()}
             asked = []
@@ -306,6 +306,14 @@ class Drafting:
         is_tried = draft is not None and draft.source == found.source
         tokens = draft.tokens if draft is not None and is_tried else found.tokens[: len(said)]
         self._sources[id].learn(found, _agreeing(tokens, said), len(tokens))
+
+
+def _guessed_lengths(block: int) -> Sequence[int]:
+    """`block`: so many tokens are guessed in one pass."""
+    if block == 1:
+        return _GUESSED_LENGTHS
+    most = min(block, DRAFTED_MAX)
+    return (*(length for length in _GUESSED_LENGTHS if length < most), most)
 
 
 def _room(row: Row) -> int:

@@ -30,7 +30,7 @@ class Following:
 
     def __init__(self, drafter: Drafter, target_s: float) -> None:
         """`target_s`: between two tokens of a running stream."""
-        self.share = drafter.share
+        self.share, self.block = drafter.share, drafter.block
         self._drafter = drafter
         self._pace = Pace(target_s=READ_SHARE * target_s, tokens_max=READ_TOKENS_MAX)
         self._rate = Rate(USUAL)

@@ -98,10 +98,11 @@ class Odds:
 @dataclass(slots=True)
 class Costs:
     """Seconds of steps, by how many rows and columns they have, plain ones have none, and how many tokens a
-    network guessed for each row. `share`: what a guess costs, in terms of a plain step; at first as is
-    `told`, then as measured."""
+    network guessed for each row. `share`: what its pass costs, in terms of a plain step; at first as is
+    `told`, then as measured. `block`: so many tokens it guesses in one."""
 
     told: float = 0.0
+    block: int = 1
     share: float = field(init=False)
     is_share_known: bool = False
     _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict)
@@ -119,7 +120,8 @@ class Costs:
         if not plain or self._laps.get(_step(rows), 0) < PLAIN_LAPS:
             return math.inf
         place = _step(rows), _step(columns), guesses
-        known, usual = self._seconds.get(place), 1 + _COST_EACH * (columns - 1) + self.share * guesses
+        known = self._seconds.get(place)
+        usual = 1 + _COST_EACH * (columns - 1) + self.share * self._passes(guesses)
         if known is None:
             return usual
         # The first times something is compiled, or buffers grow.
@@ -156,9 +158,12 @@ class Costs:
             self._seconds[place] = old + rate * (min(seconds, _COST_OFF_MAX * old) - old)
 
     def _learn_share(self, cost: float, columns: int, guesses: int) -> None:
-        share = max(_SHARE_MIN, (cost - 1 - _COST_EACH * (columns - 1)) / guesses)
+        share = max(_SHARE_MIN, (cost - 1 - _COST_EACH * (columns - 1)) / self._passes(guesses))
         self.share += _SHARE_RATE * (share - self.share)
         self.is_share_known = True
+
+    def _passes(self, guesses: int) -> int:
+        return -(-guesses // self.block)
 
 
 def _step(count: int) -> int:
