@@ -29,7 +29,7 @@ import psutil
 
 from bench.models import bench_folder
 from bench.pauses import KILL_AFTER_S_MAX, Side, pauses_after, serving, streaming
-from bench.processes import START_S_MAX, socket_folder
+from bench.processes import socket_folder, wait_until
 from bench.timing import percentile, print_table
 from tests.ports import free_ports
 
@@ -108,18 +108,19 @@ async def kill(case: Case, rank: int, dice: random.Random) -> None:
 
 def _watch(case: Case, old: int, at: float) -> int:
     """Until another worker is ready: its process id."""
-    heard = None
-    while time.perf_counter() - at < START_S_MAX:
+    seen: dict[str, tuple[int, float]] = {}
+
+    def is_there() -> bool:
         for worker in case.side.status()["workers"]:
-            if worker["pid"] == old:
-                continue
-            heard = heard or time.perf_counter() - at
-            if worker["state"] == "ready":
-                case.heard.append(heard)
-                case.ready.append(time.perf_counter() - at)
-                return int(worker["pid"])
-        time.sleep(LOOK_S)
-    raise TimeoutError(f"no worker was ready: {case.side.log}")
+            if worker["pid"] != old:
+                seen.setdefault(worker["state"], (worker["pid"], time.perf_counter() - at))
+        return "ready" in seen
+
+    wait_until(is_there, f"no other worker was ready: {case.side.log}")
+    pid, ready = seen["ready"]
+    case.heard.append(min(seconds for _, seconds in seen.values()))
+    case.ready.append(ready)
+    return pid
 
 
 def _logged(log: Path, words: str, since: float) -> float:
