@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from worker.schedule.known import Known
 from worker.schedule.lookup import Draft
-from worker.schedule.odds import Costs, expected
+from worker.schedule.odds import COST_MIN, Costs, expected
 from worker.schedule.rows import Row
 
 DRAFTED_MAX = 15
@@ -27,7 +27,15 @@ class Choice(NamedTuple):
     asked: Sequence[Row] = ()
 
 
-NO_CHOICE = Choice(0.0)
+class _Hope(NamedTuple):
+    """What is expected of a draft: as `odds.expected`."""
+
+    odds: float
+    room: int
+    certain: int = 0
+
+    def at(self, length: int) -> float:
+        return expected(self.odds, min(length, self.room), self.certain)
 
 
 class Choices:
@@ -40,22 +48,30 @@ class Choices:
     def best(self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None) -> Choice:
         """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
         could be guessed for, and how many tokens each has room for."""
+        hopes = {id: self._hope(id, draft) for id, draft in found.items()}
+        guesses = {row: _Hope(self._sources[row.id].rate.value, room) for row, room in (near or {}).items()}
         best = Choice(GAIN_MIN * rows)
-        if not found and not near:
-            return best
-        guessed = _GUESSED_LENGTHS if self._costs.is_share_known else _GUESSED_LENGTHS[:1]
-        for length in _LENGTHS if near is None else guessed:
-            gains = {id: self._sources[id].expected(draft, length) for id, draft in found.items()}
+        most = sum(hope.at(DRAFTED_MAX) for hope in (*hopes.values(), *guesses.values()))
+        if rows + most <= COST_MIN * best.speed:
+            return best  # the least that a step can cost is too much
+        for length in _LENGTHS if near is None else self._guessed_lengths():
+            gains = {id: hope.at(length) for id, hope in hopes.items()}
             asked = []
-            for row, room in (near or {}).items():
-                gain = expected(self._sources[row.id].rate.value, min(length, room))
+            for row, hope in guesses.items():
+                gain = hope.at(length)
                 if gain > gains.get(row.id, 0.0):
                     gains[row.id] = gain
                     asked.append(row)
             if not gains or bool(asked) == (near is None):
                 continue
-            longest = max([len(found[id].tokens) for id in gains if id in found] + [length] * bool(asked))
+            longest = max([hopes[id].room for id in gains if id in hopes] + [length] * bool(asked))
             cost = self._costs.of(rows, 1 + min(length, longest), length if asked else 0)
             if (speed := (rows + sum(gains.values())) / cost) > best.speed:
                 best = Choice(speed, length, asked)
         return best
+
+    def _guessed_lengths(self) -> Sequence[int]:
+        return _GUESSED_LENGTHS if self._costs.is_share_known else _GUESSED_LENGTHS[:1]
+
+    def _hope(self, id: str, draft: Draft) -> _Hope:
+        return _Hope(self._sources[id].odds_of(draft), len(draft.tokens), draft.certain)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
 from worker.guides import Foreseen
-from worker.schedule.choices import DRAFTED_MAX, NO_CHOICE, Choice, Choices
+from worker.schedule.choices import DRAFTED_MAX, Choice, Choices
 from worker.schedule.following import MODEL, USUAL, Following
 from worker.schedule.guessing import Guessing
 from worker.schedule.known import HELD, Known
@@ -111,26 +111,29 @@ class Drafting:
         """What rows that decode, all of them, may say next: for some, or for none."""
         if self._guessing is not None:
             self._guessing.begin()
-        is_resting = self._worth.is_resting
-        if is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
+        self._found, self._drafts = {}, {}
+        if self._is_on and not self._worth.is_resting:
+            self._draft(rows, foresee)
+        return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _draft(self, rows: Sequence[Row], foresee: Foresee) -> None:
+        if self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS:
             foresee = _unforeseen
-        rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
+        rooms = {row: room for row in rows if (room := _room(row)) > 0}
         proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        choice = NO_CHOICE if is_resting else self._choices.best(self._found, len(rows))
+        choice = self._choices.best(self._found, len(rows))
         if self._futile >= FUTILE_STEPS or any(draft.source == HELD for draft in self._found.values()):
             self._futile = 0 if choice.length else self._futile + 1
         found = dict(self._found)
-        if not is_resting:
-            choice = self._guessed(choice, found, rooms, len(rows))
-        drafts = {id: draft.first(choice.length) for id, draft in found.items()}
+        choice = self._guessed(choice, found, rooms, len(rows))
+        drafts = {id: draft.first(choice.length) for id, draft in found.items()} if choice.length else {}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
-        return {id: draft.tokens for id, draft in self._drafts.items()}
 
     def _proposed(self, row: Row, room: int, foresee: Foresee) -> Draft:
         """The better of what was looked up and of what the row is held to."""
         source = self._source(row)
-        found, foreseen = source.lookup.propose(room), foresee(row.id, room)
+        found, foreseen = source.look_up(room), foresee(row.id, room)
         if not foreseen.tokens:
             return found
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
@@ -164,6 +167,8 @@ class Drafting:
 
     def learn(self, step: Step, rows: int, now: float) -> Mapping[str, Tried]:
         """What came of the last drafts, in a step of so many rows that ended now."""
+        if not self._is_on:
+            return {}
         tokens = len(step.tokens) + sum(map(len, step.further.values()))
         self._lap(rows, tokens, None if self._lap_at is None else now - self._lap_at)
         self._lap_at = now

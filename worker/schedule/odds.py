@@ -10,6 +10,11 @@ from functools import partial
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (0, 0.5))
 """From so many equal tokens before it, how often a draft's first token was right over many edits of files."""
+_KINDS = tuple(
+    next(kind for kind, (least, _) in enumerate(_MATCHES) if matched >= least)
+    for matched in range(_MATCHES[0][0] + 1)
+)
+"""Of a match of so many tokens: its place among these."""
 HELD_TO = 0.7
 """The same of drafts made of what an answer is held to, but for what is certain of them."""
 _PRIOR = 4.0
@@ -27,7 +32,7 @@ LAPS_KEPT = 7
 busy, and a step takes many times as long."""
 _OPTIMISM = 0.5
 """A guess is taken to cost so much of what is told, until it is measured: only what is tried is known."""
-_COST_MIN = 1.02
+COST_MIN = 1.02
 """No step with drafts is quicker than a plain one: where it seems so, the machine was busy meanwhile."""
 GUESSED_LAPS = 4
 """Before a step with guesses is believed to be dearer than usual, so many have been measured."""
@@ -70,7 +75,8 @@ class Rate:
 def expected(odds: float, count: int, certain: int = 0) -> float:
     """Tokens of so many that are right, where each is so likely right if all before it are, the first few
     certainly."""
-    return sum(odds ** max(0, place - certain) for place in range(1, count + 1))
+    sure, left = min(certain, count), max(0, count - certain)
+    return float(count) if odds >= 1 else sure + odds * (1 - odds**left) / (1 - odds)
 
 
 @dataclass(slots=True)
@@ -95,10 +101,10 @@ class Odds:
         self._expected = self._expected * _FADING**made + made * rate.usual
 
     def _rate(self, matched: int) -> Rate:
-        least, usual = next((least, usual) for least, usual in _MATCHES if matched >= least)
-        rate = self._rates.get(least)
+        kind = _KINDS[min(matched, len(_KINDS) - 1)]
+        rate = self._rates.get(kind)
         if rate is None:
-            rate = self._rates[least] = Rate(usual)
+            rate = self._rates[kind] = Rate(_MATCHES[kind][1])
         return rate
 
 
@@ -147,7 +153,7 @@ class Costs:
         usual = 1 + _COST_EACH * (columns - 1) + self.share * guesses
         if known is None:
             return usual
-        cost = max(_COST_MIN, known.value / plain)
+        cost = max(COST_MIN, known.value / plain)
         # The first times something is compiled, or buffers grow.
         return cost if not guesses or len(known) >= GUESSED_LAPS else min(cost, usual)
 

@@ -16,7 +16,8 @@ machine that was busy."""
 VAIN_STEPS = 8
 """Steps on end in which nothing was expected of it, before it rests."""
 PROVEN_STEPS = 64
-"""Once so many were made with its guesses its next rest is a short one."""
+"""Once so many were made with its guesses its next rest is a short one: the machine may have been busy."""
+REST_STEPS_PROVEN = 64
 REST_STEPS = 512
 REST_STEPS_MAX = 8192
 
@@ -52,7 +53,7 @@ class Trust:
         self._vain = 0
         self._used += 1
         if self._used >= PROVEN_STEPS:
-            self._next_rest = REST_STEPS
+            self._next_rest = REST_STEPS_PROVEN
 
     def vain(self) -> None:
         """Nothing is expected of it in this step, for any row."""

@@ -9,6 +9,7 @@ from worker.schedule.trust import (
     PROVEN_STEPS,
     REST_STEPS,
     REST_STEPS_MAX,
+    REST_STEPS_PROVEN,
     TRIED_COST_MAX,
     TRIED_GUESSES,
     VAIN_STEPS,
@@ -88,4 +89,4 @@ def test_once_it_was_of_use_the_next_rest_is_short() -> None:
     for _ in range(PROVEN_STEPS):
         trust.used()
     let_down(trust)
-    assert rested(trust) == REST_STEPS
+    assert rested(trust) == REST_STEPS_PROVEN
