@@ -12,6 +12,7 @@ from worker.drafts import LATE_MAX, Drafter
 from worker.schedule.lookup import Draft
 from worker.schedule.odds import Rate
 from worker.schedule.pace import Pace, Work
+from worker.schedule.recall import Recall
 from worker.schedule.rows import Row
 
 MODEL = "model"
@@ -30,11 +31,13 @@ _FADING = 0.1
 class Following:
     """A drafter, and what is known of it."""
 
-    def __init__(self, drafter: Drafter, target_s: float) -> None:
-        """`target_s`: between two tokens of a running stream."""
+    def __init__(self, drafter: Drafter, target_s: float, recall: Recall | None = None) -> None:
+        """`target_s`: between two tokens of a running stream. `recall`: what the drafter has read before;
+        None: nothing is kept."""
         self.share = drafter.share
         self._drafter = drafter
         self._pace = Pace(target_s=READ_SHARE * target_s, tokens_max=READ_TOKENS_MAX)
+        self._recall = recall
         self._rate = Rate(USUAL)
         self._read = Work()
         self._reads = 0
@@ -46,6 +49,11 @@ class Following:
     def doubt(self) -> None:
         """Guesses have not paid for long: they may now."""
         self._rate.fade(_FADING)
+
+    def begin(self, row: Row) -> None:
+        """The row is to be read, but for what was read before of one that begins alike."""
+        if self._recall is not None:
+            self._recall.restore(row)
 
     def knows(self, row: Row) -> bool:
         """It could guess for the row, once it has caught up with it."""
@@ -81,7 +89,11 @@ class Following:
             count = budget.cut(row.length - done - 1, done)
             if not count:
                 return
+            if self._recall is not None:
+                count = self._recall.until(row, done, count)
             self._drafter.read(row.id, _behind(row, done)[:count])
+            if self._recall is not None:
+                self._recall.has_read(row)
             budget.spend(Work.call(1, count, done))
             self._read = budget.spent
 

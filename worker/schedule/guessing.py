@@ -18,7 +18,7 @@ CREDIT_FIRST, CREDIT_MAX, CREDIT_STEP = 128.0, 512.0, 0.02
 step adds so much."""
 ANSWER_TOKENS = 256
 """For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
-_TRIED_SHARE = 1 / 3
+_TRIED_SHARE = 1 / 2
 """While it is not known what guesses bring, they are taken to spare so much of the time of what may come."""
 
 
@@ -60,6 +60,10 @@ class Guessing:
         open_ = {row: room for row, room in rooms.items() if self._following.knows(row)}
         if not open_ or not self._costs.knows(rows):
             return choice
+        for row in open_:
+            if not (known := self._sources[row.id]).has_begun:
+                known.has_begun = True
+                self._following.begin(row)
         if self._trust.is_tried:
             if may_read and not choice.length:
                 self._try(list(open_), rows)

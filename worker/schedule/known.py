@@ -29,6 +29,8 @@ class Known:
     held: Rate = field(default_factory=partial(Rate, HELD_TO))
     vain: int = 0
     """Drafts on end that were looked up and not right at all."""
+    has_begun: bool = False
+    """Who guesses has been told of it."""
 
     def look_up(self, room: int) -> Draft:
         """What was looked up, at most so many tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -91,8 +91,9 @@ class House:
     def __post_init__(self) -> None:
         self.drafting = Drafting(following=Following(self.guesser, TARGET_S))
 
-    def play(self, rows: Sequence[Row]) -> float:
-        """Until all have said all; in terms of what that takes without drafts, on a machine of its own."""
+    def play(self, rows: Sequence[Row], leave: Callable[[Row], None] = lambda row: None) -> float:
+        """Until all have said all, and leave; in terms of what that takes without drafts, on a machine of its
+        own."""
         answers, lost, began = self.guesser.answers, 0.0, self.now
         while going := [row for row in rows if len(row.answered) < len(answers[row.id])]:
             before = self.guesser.spent_s
@@ -107,6 +108,7 @@ class House:
             step = Step({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
             self.drafting.learn(step, len(going), self.now)
         for row in rows:
+            leave(row)
             self.drafting.drop(row.id)
             self.guesser.drop(row.id)
         return (self.now - began - lost) / (STEP_S * max(len(answers[row.id]) for row in rows))
