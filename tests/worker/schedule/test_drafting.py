@@ -12,6 +12,7 @@ import pytest
 
 from worker.contract import Draw, Drawn, Prepared, Step
 from worker.guides import Foreseen
+from worker.pictures import MEDIA_KEYS
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
 from worker.schedule.known import SELDOM_TOKENS, VAIN_LOOKUPS, Known
 from worker.schedule.lookup import Lookup
@@ -139,6 +140,11 @@ def test_a_row_keeps_to_the_memory_that_it_has() -> None:
     row = row_of("a", [*range(30), *range(20)])
     row.roof = row.length + 4
     assert trusting(row).propose([row]) == {"a": (20, 21, 22)}
+
+
+def test_in_a_prompt_with_images_its_text_is_looked_up() -> None:
+    row = row_of("a", [7, 1, 2, 3, 4, 5, MEDIA_KEYS + 8, MEDIA_KEYS + 9, 6, 1, 2, 3])
+    assert trusting(row).propose([row]) == {"a": (4, 5)}, "nobody says an image"
 
 
 def test_it_is_off_for_all_or_for_who_asks() -> None:
