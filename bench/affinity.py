@@ -1,10 +1,11 @@
 """Several workers of the embedded model: requests led to where their beginnings are, or to the least loaded.
 
-    python -m bench.affinity [--replicas 2,4] [--rounds 3] [--agents 8] [--turns 10] [--flood 64]
+    python -m bench.affinity [--replicas 2,4] [--rounds 3] [--agents 8] [--turns 10] [--flood 64] [--floods 3]
 
 Agents with conversations of their own behind one system prompt, all at once, each asking again when it has
-its answer; `--routing affinity` and `--routing load` by turns, each round with words of its own. Then, with
-affinity, many requests at once with one prompt: how many each worker got. The disk is left out.
+its answer; `--routing affinity` and `--routing load` by turns, each round with words of its own. Then, by
+turns too, many requests at once whose prompts begin alike: how many each worker got, and how many were
+answered in a second. The disk is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import statistics
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +37,20 @@ FLOOD_WORDS = 300
 WORDS = Path(__file__).with_name("README.md").read_text().split()
 
 
+@dataclass(frozen=True)
+class Flood:
+    """Of how many each worker got, the fewest first; and what it took."""
+
+    shares: list[int]
+    seconds: float
+    cached: float
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return sum(self.shares) / self.seconds
+
+
 @dataclass
 class Side:
     """A `serve` with so many workers, and what its agents met. `turns`: behind an agent's first."""
@@ -44,6 +60,7 @@ class Side:
     server: Server
     turns: list[Answer] = field(default_factory=list)
     openings: list[Answer] = field(default_factory=list)
+    floods: list[Flood] = field(default_factory=list)
 
     def workers(self) -> list[dict[str, Any]]:
         with urllib.request.urlopen(f"{self.server.url}/v1/status", timeout=30) as answer:
@@ -81,14 +98,18 @@ async def trace(side: Side, number: int, agents: int, turns: int) -> None:
     await asyncio.gather(*(converse(side, system, f"{number} {agent}", turns) for agent in range(agents)))
 
 
-async def flood(side: Side, number: int, count: int) -> list[int]:
-    """As many requests at once with one prompt: how many of them each worker got."""
-    prompt = words(FLOOD_WORDS, random.Random(f"flood {number}"))
+async def flood(side: Side, number: int, count: int) -> None:
+    """As many requests at once, all behind one beginning that nobody has run."""
+    beginning = words(FLOOD_WORDS, random.Random(f"flood {number}"))
     before = side.boarded()
     async with client(side.server) as http:
-        await asyncio.gather(*(ask(http, side.server, prompt, 4, ignore_eos=True) for _ in range(count)))
+        began = time.perf_counter()
+        asked = (ask(http, side.server, f"{beginning} {i}", 4, ignore_eos=True) for i in range(count))
+        answers = await asyncio.gather(*asked)
+        seconds = time.perf_counter() - began
     after = side.boarded()
-    return sorted(after[pid] - before[pid] for pid in after)
+    shares = sorted(after[pid] - before[pid] for pid in after)
+    side.floods.append(Flood(shares, seconds, cached_share(answers)))
 
 
 @contextlib.contextmanager
@@ -108,8 +129,8 @@ def serving(method: str, replicas: int, folder: Path) -> Iterator[Side]:
 
 
 def measure(sides: Sequence[Side], rounds: int, agents: int, turns: int) -> None:
-    """By turns; a short round before the first warms up, and is left out."""
-    for number in range(rounds + 1):
+    """By turns; a short round before the first warms up, and is left out. No rounds: nobody asks."""
+    for number in range(rounds + 1 if rounds else 0):
         for side in sides if number % 2 else list(reversed(sides)):
             asyncio.run(trace(side, number, agents, turns if number else 2))
             if not number:
@@ -140,17 +161,56 @@ def _row(side: Side) -> list[str]:
     ]
 
 
-def report(sides: Sequence[Side], floods: Sequence[Sequence[int]], legend: str) -> None:
+def drown(sides: Sequence[Side], rounds: int, count: int) -> None:
+    """By turns; the first round warms up, and is left out."""
+    for number in range(rounds + 1):
+        for side in sides if number % 2 else list(reversed(sides)):
+            asyncio.run(flood(side, number, count))
+            if not number:
+                side.floods.clear()
+
+
+def report(sides: Sequence[Side], legend: str) -> None:
     head = ["", "cached, all", "cached, turns 2-", "under half", "first text, median", "p90"]
     near, blind = (statistics.median(a.first_piece_s for a in side.turns) for side in sides)
     rows = [*map(_row, sides), ["affinity over load", "", "", "", f"{near / blind:.2f}", ""]]
     longest = max(answer.prompt_tokens for side in sides for answer in side.turns)
     legend += f" prompts of {longest} tokens at the most."
     print_table("Agents' prompts", head, rows, f"{legend} First text in milliseconds.")
-    for got in floods:
-        print(f"A flood of {sum(got)} on one prompt: {got} by worker, least over most {got[0] / got[-1]:.2f}")
-    for worker in sides[0].workers():
-        print(f"Measured of one worker: {worker['speed']}")
+
+
+def report_floods(sides: Sequence[Side]) -> None:
+    rows = [
+        [
+            f"{side.replicas} workers, {side.method}",
+            "; ".join(" ".join(map(str, each.shares)) for each in side.floods),
+            f"{statistics.median(each.shares[0] / each.shares[-1] for each in side.floods):.2f}",
+            f"{statistics.median(each.cached for each in side.floods):.3f}",
+            f"{statistics.median(each.rate for each in side.floods):.2f}",
+        ]
+        for side in sides
+    ]
+    near, blind = (side.floods for side in sides)
+    ratios = sorted(one.rate / other.rate for one, other in zip(near, blind, strict=True))
+    rows.append(
+        [
+            "affinity over load",
+            "",
+            "",
+            "",
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})",
+        ]
+    )
+    head = ["", "by worker", "least over most", "cached", "requests/s"]
+    legend = (
+        f"{sum(near[0].shares)} requests at once; the median of {len(near)} rounds, ratios the rounds' own."
+    )
+    print_table("A flood on one beginning", head, rows, legend)
+    for side in sides:
+        speeds = "; ".join(
+            " ".join(f"{each or 0:.0f}" for each in worker["speed"].values()) for worker in side.workers()
+        )
+        print(f"{side.method}: tokens/s as measured, of prompts and of an answer, by worker: {speeds}")
 
 
 def main() -> None:
@@ -160,6 +220,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--flood", type=int, default=64)
+    parser.add_argument("--floods", type=int, default=3)
     asked = parser.parse_args()
     for replicas in map(int, asked.replicas.split(",")):
         with contextlib.ExitStack() as stack:
@@ -169,9 +230,11 @@ def main() -> None:
                 for method, folder in zip(METHODS, folders, strict=True)
             ]
             measure(sides, asked.rounds, asked.agents, asked.turns)
-            floods = [asyncio.run(flood(sides[0], number, asked.flood)) for number in range(asked.rounds)]
+            drown(sides, asked.floods, asked.flood)
             legend = f"{asked.agents} agents, {asked.turns} turns, {asked.rounds} rounds;"
-            report(sides, floods, legend)
+            if asked.rounds:
+                report(sides, legend)
+            report_floods(sides)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What a draft model brings, and what it costs where it brings nothing: tokens/s with it over without.
 
-    python -m bench.draftmodel [--models dense,hybrid] [--batches 1,4,16] [--rounds 5]
+    python -m bench.draftmodel [--models dense,hybrid] [--batches 1,4,16] [--rounds 5] [--trained]
 
 The model has many layers, of which all but the first few add little: the draft model is those first few, and
 says the same most of the time. `wrong`: one of other random weights, which never does. Greedy answers. Beside
 it upstream's own way with the same two models (that of `mlx_lm.server --draft-model`), for one request.
+`--trained`: drafters in their place, each trained on these very answers, and left random.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ LEGEND = (
 )
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 128
+TRAINED_PROMPT_TOKENS = 24
+"""They are trained on these as well."""
+TRAINING_STEPS = {"eagle3": 150, "dflash": 400}
 UPSTREAM_GUESSES = 3
 """As many as `mlx_lm.server` has guessed at a time."""
 
 
-def case_of(rows: int) -> Case:
+def case_of(rows: int, prompt_tokens: int = PROMPT_TOKENS) -> Case:
     """So many greedy requests."""
     from bench.drafted import Case
     from bench.models import random_tokens
     from worker.contract import Draw, Prepared
 
-    prompts = [tuple(random_tokens(PROMPT_TOKENS, row)) for row in range(rows)]
+    prompts = [tuple(random_tokens(prompt_tokens, row)) for row in range(rows)]
     return Case(
         [
             Prepared(str(row), prompt, Draw(), (), ANSWER_TOKENS, frozenset())
@@ -50,23 +54,37 @@ def case_of(rows: int) -> Case:
     )
 
 
-def run(models: Sequence[str], batches: Sequence[int], rounds: int) -> None:
+def run(models: Sequence[str], batches: Sequence[int], rounds: int, *, is_trained: bool = False) -> None:
     from bench.drafted import Drafted
     from bench.drafters import folders
     from bench.ours import load
 
     for name in models:
         target, right, wrong = folders(name)
+        drafts = _trained(target, max(batches)) if is_trained else {"agreeing": right, "wrong": wrong}
+        case = partial(case_of, prompt_tokens=TRAINED_PROMPT_TOKENS) if is_trained else case_of
         rows = []
-        for kind, draft in (("agreeing", right), ("wrong", wrong)):
+        for kind, draft in drafts.items():
             model = load(target, draft)
             for batch in batches:
                 make = partial(Drafted, model, batch)
-                rows.append(compared(f"{kind}, {batch} rows", make, case_of(batch), rounds))
+                rows.append(compared(f"{kind}, {batch} rows", make, case(batch), rounds))
                 print(*rows[-1], file=sys.stderr, flush=True)
-        rows.append(_upstream(target, right, rounds))
+        if not is_trained:
+            rows.append(_upstream(target, right, rounds))
         columns = ("", "off", "auto", "by the wall", "by processor time", "tokens a pass", "right")
         print_table(f"A draft model, {name}", columns, rows, LEGEND.format(rounds=rounds))
+
+
+def _trained(target: Path, rows: int) -> dict[str, Path]:
+    from bench.drafters import trained
+
+    prompts = [request.tokens for request in case_of(rows, TRAINED_PROMPT_TOKENS).requests]
+    return {
+        f"{name}{told}": trained(target, kind, prompts, ANSWER_TOKENS, steps)
+        for name, kind in (("EAGLE-3", "eagle3"), ("DFlash", "dflash"))
+        for told, steps in (("", TRAINING_STEPS[kind]), (", random", 0))
+    }
 
 
 def _upstream(target: Path, draft: Path, rounds: int) -> list[str]:
@@ -111,8 +129,10 @@ def main() -> None:
     parser.add_argument("--models", default="dense,hybrid", help="of dense, hybrid")
     parser.add_argument("--batches", default="1,4,16", help="rows that decode together")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trained", action="store_true", help="drafters that were trained for the model")
     options = parser.parse_args()
-    run(options.models.split(","), [int(rows) for rows in options.batches.split(",")], options.rounds)
+    batches = [int(rows) for rows in options.batches.split(",")]
+    run(options.models.split(","), batches, options.rounds, is_trained=options.trained)
 
 
 if __name__ == "__main__":

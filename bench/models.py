@@ -103,13 +103,13 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 def random_text(folder: Path, tokens: int, seed: int) -> str:
     """Words that come to about so many tokens, sharing no prefix with those of another seed."""
-    words = _words(folder)
+    known = words(folder)
     draw = random.Random(seed)
-    return " ".join(draw.choice(words) for _ in range(tokens))
+    return " ".join(draw.choice(known) for _ in range(tokens))
 
 
 @functools.cache
-def _words(folder: Path) -> list[str]:
+def words(folder: Path) -> list[str]:
     """The tokens that are a word by themselves."""
     from tokenizers import Tokenizer
 

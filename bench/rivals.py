@@ -50,13 +50,14 @@ class Server:
 
 @dataclass(frozen=True)
 class Start:
-    """How one is started. `own`: a folder that lives as long as the server."""
+    """How one is started. `own`: a folder that lives as long as the server; `flags`: more of its own."""
 
     folder: Path
     port: int
     rows_max: int
     reuse: bool
     own: Path
+    flags: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,15 @@ def servers(
 
 
 @contextlib.contextmanager
-def server(name: str, folder: Path, rows_max: int, *, reuse: bool = False) -> Iterator[Server]:
-    """One of them. Raises `NotServing`, or `tests.conformance.environments.NotMade` where there is none."""
+def server(
+    name: str, folder: Path, rows_max: int, *, reuse: bool = False, flags: Sequence[str] = ()
+) -> Iterator[Server]:
+    """One of them, with more `flags` of its own.
+
+    Raises `NotServing`, or `tests.conformance.environments.NotMade` where there is none.
+    """
     with socket_folder() as own:
-        start = Start(folder, free_port(), rows_max, reuse, own)
+        start = Start(folder, free_port(), rows_max, reuse, own, flags)
         command = command_of(name, start)
         log = own / "log"
         with started(command, log) as process:
@@ -155,7 +161,7 @@ def _foreign(name: str, module: str, start: Start, flags: Sequence[str]) -> Comm
 
 
 def _where(start: Start) -> list[str]:
-    return ["--model", str(start.folder), "--port", str(start.port)]
+    return ["--model", str(start.folder), "--port", str(start.port), *start.flags]
 
 
 _COMMANDS: dict[str, Callable[[Start], Command]] = {

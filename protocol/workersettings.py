@@ -77,7 +77,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     draft_model: Annotated[
         str | None,
-        Meta(description="folder or id of a small model with the same tokenizer, which makes drafts"),
+        Meta(
+            description="folder or id of a small model with the same tokenizer, or of a drafter trained for"
+            " the model, which makes drafts"
+        ),
     ] = None
     sparse_prefill: Annotated[
         Share | None,

@@ -54,6 +54,7 @@ LANES = (
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("ranks", 25, "tests.faults.ranks --seed {seed} --strikes {count}"),
+    Lane("falls", 5, "tests.faults.falls --falls {count}"),
     Lane("sets", 4, "tests.worker.ranks.lives --first-seed {seed} --seeds {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),

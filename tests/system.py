@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import httpx
 import psutil
@@ -42,6 +42,9 @@ def eventually(check: Callable[[], T], *, within_s: float, what: str = "") -> T:
 class Process:
     """One child process, its stderr in a file, ended with the test."""
 
+    cache: ClassVar[Path | None] = None
+    """Where all of them keep what was proven of models, as one user's do; None: each in its own folder."""
+
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, env: dict[str, str] | None = None):
         self.name = name
         self.log_path = folder / f"{name}.log"
@@ -52,7 +55,10 @@ class Process:
                 stdout=log,
                 stderr=log,
                 env=os.environ
-                | {"ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes"), "XDG_CACHE_HOME": str(folder)}
+                | {
+                    "ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes"),
+                    "XDG_CACHE_HOME": str(self.cache or folder),
+                }
                 | (env or {}),
             )
         self.pid = self._popen.pid

@@ -282,7 +282,8 @@ class Engine(Protocol):
     ) -> Mapping[str, Sequence[Likelihood]]:
         """Run a chunk of the prompt of each row, in the end all of it but the last token.
 
-        Several rows may be run together. What `targets` asks of some of them is answered, one for each token.
+        Several rows may be run together, as it pays most when all are new, or all stand at one position and
+        have chunks of one length. What `targets` asks of some of them is answered, one for each token.
         The images that a chunk has a part of must be kept: see `look`. A row with images is run by itself.
         If this raises, their caches are lost: drop them.
         """

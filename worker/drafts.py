@@ -18,7 +18,9 @@ class Drafter(Protocol):
     """
 
     share: float
-    """What a token costs it, in terms of what it costs the engine's model."""
+    """What a pass costs it, in terms of what a token costs the engine's model."""
+    block: int
+    """So many tokens of a row it guesses in one pass, at the most."""
 
     def knows(self, row: str) -> bool:
         """It could read what it has not read of the row."""
@@ -30,8 +32,8 @@ class Drafter(Protocol):
         """Run those that come next of a row. Returns when they are computed."""
 
     def draft(self, news: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
-        """What each of these rows says next, so many tokens. `news`: its tokens that have not been read yet,
-        one at least and `LATE_MAX` at the most, which are read now."""
+        """What each of these rows says next, so many tokens, or as many as can be guessed. `news`: its tokens
+        that have not been read yet, one at least and `LATE_MAX` at the most, which are read now."""
 
     def drop(self, row: str) -> None:
         """Forget a row. Unknown ones are no error."""

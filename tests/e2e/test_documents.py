@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     home, port = tmp_path_factory.mktemp("reader"), free_port()
     config = home / "roundhouse.toml"
     config.write_text(SERVED)
+    _share_kernels(home)
     own = {
         "HOME": str(home),
         "XDG_RUNTIME_DIR": str(home),
@@ -117,6 +119,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> None:
     """In place of the one for all tests: a reload replaces processes of the server. They end with it."""
+
+
+def _share_kernels(home: Path) -> None:
+    """What MLX has compiled for a CPU lies in the folder for temporary files, of which this reader has one of
+    their own: half a second of a compiler for each kernel."""
+    kernels = Path(tempfile.gettempdir()) / "mlx"
+    kernels.mkdir(exist_ok=True)
+    (home / "mlx").symlink_to(kernels)
 
 
 def _ready(server: Process, http: httpx.Client) -> bool:

@@ -27,7 +27,7 @@ class Served:
         port, join, keys = free_port(), f"tcp://127.0.0.1:{free_port()}", folder / "keys"
         sockets.write_keys(keys)
         env = {"XDG_RUNTIME_DIR": str(folder)}
-        flags = ["--replicas=2", f"--port={port}", f"--join={join}", f"--curve-keys={keys}"]
+        flags = ["--replicas=2", f"--port={port}", f"--join={join}", f"--curve-keys={keys}", "--spare=0"]
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         self.serve = Process("serve", ["deploy", "serve", "--memory-budget=3GiB", *flags], folder, env)

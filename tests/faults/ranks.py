@@ -2,8 +2,9 @@
 
 `roundhouse serve` with a tiny model over two ranks on loopback. A strike is at one rank, in one phase: while
 prompts are run, while answers are, while the set loads, or while it has nothing to do. Every answer must be
-that of an undisturbed run, no process may be left of a set that was struck, and the next one has the same
-ports.
+that of an undisturbed run, no process may be left of a set that was struck, whoever has it by then, and the
+next one has the same ports. Each strike is told when all is well again; `--phases` and `--signals` name some
+of them, so that several of these can run side by side.
 """
 
 from __future__ import annotations
@@ -11,140 +12,67 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import random
 import signal
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import httpx
 import psutil
 
+from deploy.load.samples import percentile
+from tests.faults.sets import GONE_S_MAX, READY_S_MAX, Set, served_set
 from tests.faults.streams import Client, ask, wait_for, wait_until_flowing, wait_until_taken
-from tests.models.fixtures import model_folder
-from tests.ports import free_port, free_ports
-from tests.system import NO_TLS, Process, eventually
+from tests.system import eventually
 
 Phase = Literal["prefill", "decode", "load", "idle"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "load", "idle")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
-MODEL = "dense"
-ANSWER: dict[str, object] = {"ignore_eos": True, "max_tokens": 300, "temperature": 0}
-READY_S_MAX = 120.0
+ANSWER_TOKENS = 300
+ANSWER: dict[str, object] = {"ignore_eos": True, "max_tokens": ANSWER_TOKENS, "temperature": 0}
 ANSWER_S_MAX = 180.0
-GONE_S_MAX = 60.0
 LOAD_S_MAX = 4.0
 REFUSED = 503
-JOIN_S_MAX = 20.0
-"""A rank that is stopped before it has come is missed so late."""
+LOG_TOLD = 20_000
+"""Characters of the log, where a strike was the last."""
+
+
+@dataclass(slots=True)
+class Cell:
+    """What strikes of one kind cost. `served_s`: from each until the next set served; `answered_s`: until all
+    had their answers, too. `pauses_s`: the longest of each client. `underway`: how many had asked and had no
+    whole answer yet when it struck."""
+
+    served_s: list[float] = field(default_factory=list)
+    answered_s: list[float] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+    underway: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """`took_s`: from each strike until all had their answers and the next set served; by what was struck."""
+    """`wrong`: answers with another text, and processes left behind; `failed`: answers that did not end as
+    they should, and who waited in vain. `refused`: told to come again, and did."""
 
     strikes: int = 0
     answers: int = 0
+    refused: int = 0
     wrong: list[str] = field(default_factory=list)
-    took_s: dict[str, list[float]] = field(default_factory=dict)
-
-
-class Set:
-    """A server whose model two processes run."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *flags: str,
-        mode: str = "tensor",
-        ranks: int = 2,
-        python: str | None = None,
-        falls: bool = False,
-    ) -> None:
-        """`python`: the interpreter of all ranks but the first. `falls`: to the same model, alone."""
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        hosts = folder / "hosts.json"
-        host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": python}
-        hosts.write_text(json.dumps([host] * ranks))
-        told = [f"--port={self.port}", f"--endpoint=ipc://{folder}/line", f"--model={model_folder(MODEL)}"]
-        told += [f"--hosts={hosts}", f"--split={mode}", f"--hosts-port={free_ports(ranks)[0]}"]
-        told += ["--deaths-max=1000", "--restart-delay-max=0.2", *flags]
-        told += [f"--fallback={model_folder(MODEL)}"] if falls else []
-        environ = {"ROUNDHOUSE_JOIN_TIMEOUT": str(JOIN_S_MAX)}
-        self.ranks = ranks
-        self.process = Process("serve", ["deploy", "serve", *told], folder, environ)
-
-    def wait_ready(self) -> None:
-        eventually(self.is_ready, within_s=READY_S_MAX, what="ready")
-
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/ready", timeout=5, verify=NO_TLS).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def knows(self, pid: int) -> bool:
-        """Whether the gateway has met this worker."""
-        status = httpx.get(f"{self.url}/v1/status", timeout=5, verify=NO_TLS).json()
-        return any(worker["pid"] == pid for worker in status["workers"])
-
-    def members(self) -> list[psutil.Process]:
-        """The processes of the set, as far as they are there, the first rank's first."""
-        found: list[tuple[bool, psutil.Process]] = []
-        for child in self.process.stats.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                words = child.cmdline()
-                if "worker" in words and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append((not any(word.startswith("--hosts=") for word in words), child))
-        return [child for _, child in sorted(found, key=lambda pair: pair[0])]
-
-    def whole(self) -> list[psutil.Process]:
-        """All of its processes, once they are there."""
-        return eventually(
-            lambda: members if len(members := self.members()) == self.ranks else None,
-            within_s=READY_S_MAX,
-            what=f"{self.ranks} ranks",
-        )
-
-
-@contextlib.contextmanager
-def served_set(
-    folder: Path,
-    *flags: str,
-    mode: str = "tensor",
-    python: str | None = None,
-    falls: bool = False,
-) -> Iterator[Set]:
-    """Ready; gone afterwards, with all that it has started."""
-    served = Set(folder, *flags, mode=mode, python=python, falls=falls)
-    members: list[psutil.Process] = []
-    try:
-        served.wait_ready()
-        yield served
-        members = served.members() if served.process.running else []
-    finally:
-        served.process.stop()
-    assert_gone(members)
-
-
-def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    """None of them is left, nor is stopped."""
-    _, alive = psutil.wait_procs(processes, timeout=GONE_S_MAX)
-    assert not alive, f"left behind: {alive}"
+    failed: list[str] = field(default_factory=list)
+    cells: dict[str, Cell] = field(default_factory=dict)
 
 
 class Siege:
     """Strikes at a set, and what its clients got."""
 
-    def __init__(self, served: Set, streams: int, seed: int = 0) -> None:
+    def __init__(self, served: Set, streams: int, seed: int = 0, tokens: int = ANSWER_TOKENS) -> None:
+        """`tokens`: of each answer."""
         self.outcome = Outcome()
+        self._answer = ANSWER | {"max_tokens": tokens}
         self._served = served
         self._dice = random.Random(seed)
         self._questions = [f"Count from {first} to 200." for first in range(streams)]
@@ -165,17 +93,23 @@ class Siege:
         if phase == "load":
             members[0].kill()
             members = [*self._loading(members), *members]
+        underway = sum(not client.ended_at for client in clients)
         began = time.monotonic()
         with contextlib.suppress(psutil.NoSuchProcess):  # its set has met its end without us
             members[rank].send_signal(number)
         if phase == "idle":
             eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
             clients = self._asked_when_ready(questions)
-        wait_for(clients, ANSWER_S_MAX)
-        self._served.wait_ready()
-        what = f"{number.name} of rank {rank} in {phase}"
-        self.outcome.took_s.setdefault(what, []).append(time.monotonic() - began)
-        self._judge(what, questions, clients, members)
+        cell = self.outcome.cells.setdefault(f"{number.name} of rank {rank} in {phase}", Cell())
+        first = members[0].pid
+        eventually(lambda: self._served.serves_after(first), within_s=READY_S_MAX, what="well again")
+        cell.underway.append(underway)
+        cell.served_s.append(time.monotonic() - began)
+        for client in clients:
+            client.join(max(0.0, began + ANSWER_S_MAX - time.monotonic()))
+        cell.answered_s.append(time.monotonic() - began)
+        cell.pauses_s += [client.pause_s for client in clients]
+        self._judge(f"{number.name} of rank {rank} in {phase}", questions, clients, members)
 
     def _loading(self, before: Sequence[psutil.Process]) -> list[psutil.Process]:
         """A set on its way, at some point of it."""
@@ -188,7 +122,7 @@ class Siege:
         return members
 
     def _asked(self, questions: Sequence[str]) -> list[Client]:
-        return [ask(self._served.url, question, **ANSWER) for question in questions]
+        return [ask(self._served.url, question, **self._answer) for question in questions]
 
     def _aboard(self, questions: Sequence[str]) -> list[Client]:
         """All with the gateway. Who comes while it takes the worker for silent, which a busy machine may make
@@ -198,6 +132,7 @@ class Siege:
             wait_until_taken(self._served.url, clients)
             if not any(client.status == REFUSED for client in clients):
                 return clients
+            self.outcome.refused += sum(client.status == REFUSED for client in clients)
             wait_for(clients, ANSWER_S_MAX)
 
     def _asked_when_ready(self, questions: Sequence[str]) -> list[Client]:
@@ -209,32 +144,79 @@ class Siege:
     ) -> None:
         self.outcome.strikes += 1
         _, alive = psutil.wait_procs(struck, timeout=GONE_S_MAX)
-        self.outcome.wrong += [f"{what}: left behind {process}" for process in alive]
+        left = [*alive, *self._served.strays()]
+        self.outcome.wrong += [f"{what}: left behind {process}" for process in left]
         for question, client in zip(questions, clients, strict=True):
             self.outcome.answers += 1
-            said = client.texts[0] if client.failure is None and client.error is None else client.read[-300:]
-            if said != self._right[question]:
-                self.outcome.wrong.append(f"{what}: {question[:20]}: {said!r}")
+            if why := unanswered(client):
+                self.outcome.failed.append(f"{what}: {question[:20]}: {why}")
+            elif client.texts != [self._right[question]]:
+                self.outcome.wrong.append(f"{what}: {question[:20]}: {client.texts}")
+
+
+def unanswered(client: Client) -> str | None:
+    """Why this one has no whole answer."""
+    if client.is_alive():
+        return f"nothing ended within {ANSWER_S_MAX} s"
+    if client.failure is not None:
+        return f"the client gave up: {client.failure!r}"
+    if client.status != 200 or not client.read.rstrip().endswith(b"[DONE]"):
+        return f"status {client.status}, cut off: {client.read[-300:]!r}"
+    return client.error
+
+
+def besiege(siege: Siege, given: argparse.Namespace) -> None:
+    """All strikes, one of each kind after the other; each is told."""
+    kinds = [*itertools.product(given.phases, range(2), given.signals)]
+    for number in range(given.strikes):
+        for phase, rank, sent in kinds:
+            siege.strike(phase, rank, sent)
+            kind = f"{sent.name} of rank {rank} in {phase}"
+            cell, outcome = siege.outcome.cells[kind], siege.outcome
+            told = f"{kind}, {cell.underway[-1]} under way: served again after {cell.served_s[-1]:.1f} s"
+            told += f", all answered after {cell.answered_s[-1]:.1f} s"
+            told += f"; {len(outcome.wrong)} wrong, {len(outcome.failed)} failed"
+            print(f"{time.strftime('%X')} {number + 1}: {told}", flush=True)
+
+
+def report(outcome: Outcome) -> None:
+    print(
+        f"{outcome.strikes} strikes, {outcome.answers} answers, {len(outcome.wrong)} wrong,"
+        f" {len(outcome.failed)} failed, {outcome.refused} told to come again before a strike"
+    )
+    for kind, cell in outcome.cells.items():
+        parts = ("served", cell.served_s), ("answered", cell.answered_s), ("pause", cell.pauses_s)
+        figures = ", ".join(f"{name} {_quantiles(seconds)}" for name, seconds in parts)
+        struck = f"{len(cell.served_s)} times under {min(cell.underway)} to {max(cell.underway)} streams"
+        print(f"{kind}, {struck}, seconds (p50 p90 max): {figures}")
+    for what in (*outcome.wrong[:10], *outcome.failed[:10]):
+        print(what)
+
+
+def _quantiles(seconds: Sequence[float]) -> str:
+    return " ".join(f"{percentile(seconds, each):.1f}" for each in (50, 90, 100))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strikes", type=int, default=25, help="of each signal at each rank in each phase")
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=ANSWER_TOKENS, help="of each answer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    names = {number.name: number for number in SIGNALS}
+    parser.add_argument("--signals", nargs="+", type=names.__getitem__, default=SIGNALS, metavar="SIGNAL")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served_set(Path(folder)) as served:
-        siege = Siege(served, given.streams, given.seed)
-        for _ in range(given.strikes):
-            for phase, rank, number in itertools.product(PHASES, range(2), SIGNALS):
-                siege.strike(phase, rank, number)
-        outcome = siege.outcome
-    print(f"{outcome.strikes} strikes, {outcome.answers} answers, {len(outcome.wrong)} wrong")
-    for what, took_s in outcome.took_s.items():
-        print(f"{what}: well again after {statistics.median(took_s):.1f} s, at most {max(took_s):.1f} s")
-    for wrong in outcome.wrong[:10]:
-        print(wrong)
-    return 1 if outcome.wrong else 0
+        siege = Siege(served, given.streams, given.seed, given.tokens)
+        try:
+            besiege(siege, given)
+        except BaseException:
+            print(served.process.log()[-LOG_TOLD:])
+            raise
+        finally:
+            report(siege.outcome)
+    return 1 if siege.outcome.wrong or siege.outcome.failed else 0
 
 
 if __name__ == "__main__":

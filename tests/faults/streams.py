@@ -42,11 +42,13 @@ class Client(threading.Thread):
                 self.status, self.headers = answer.status_code, answer.headers
                 last = time.monotonic()
                 for piece in answer.iter_raw():
+                    self.read += piece
+                    if piece.startswith(b":"):
+                        continue  # a comment, which only keeps the connection
                     now = time.monotonic()
                     if now - last > PAUSE_S_MIN:
                         self.pauses.append((last, now))
                     last = now
-                    self.read += piece
         except Exception as error:
             self.failure = error
         self.ended_at = time.monotonic()

@@ -14,6 +14,8 @@ from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import Process, System, eventually, running_system
 
 STREAMS, TOKENS = 8, 400
+LATER, LATER_TOKENS = "later !tokens=100", 100
+"""Who comes when all is decided, while the flood goes on and keeps two cores busy."""
 STEP = ("--name", "good", "--step-ms", "5")
 FLOOD_S_MAX = 60.0
 PAUSE_S_MAX = 5.0
@@ -57,11 +59,11 @@ def test_streams_beside_a_flood_go_on_and_have_their_text(tmp_path: Path, kind: 
                 assert time.monotonic() < deadline
             wait_for(clients, 1)
             # And whoever comes while it goes on.
-            later = ask(system.url, prompt(0), model="good")
+            later = ask(system.url, LATER, model="good")
             wait_for([later], 30)
-        for number, client in [*enumerate(clients), (0, later)]:
-            assert client.texts == [scripted(prompt(number), TOKENS)]
-            assert client.pause_s < PAUSE_S_MAX
+        assert [client.texts for client in clients] == [[scripted(prompt(n), TOKENS)] for n in range(STREAMS)]
+        assert later.texts == [scripted(LATER, LATER_TOKENS)]
+        assert max(client.pause_s for client in (*clients, later)) < PAUSE_S_MAX
         assert growth < GROWTH_BYTES_MAX
         models = {worker["model"] for worker in system.http.get("/v1/status").json()["workers"]}
         assert models == {"good"}

@@ -13,6 +13,7 @@ _SOURCES = (
     "chat_template.jinja",
     "configs.py",
     "corpus.py",
+    "drafters.py",
     "encoders.py",
     "eyes.py",
     "eyes_configs.py",

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from tests.models.configs import CONFIGS, Config, context_tokens, generation_config
+from tests.models.drafters import DRAFTERS, make_drafter
 from tests.models.encoders import ENCODERS, make_encoder
 from tests.models.eyes import EYES, make_eyes
 from tests.models.families import config_of, is_family, of_mlx_vlm
@@ -33,13 +34,15 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
 
     `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text), and the zoo has one for each other
     kind of cache, `families` one for each family; those of `encoders` answer with numbers, those of `eyes`
-    see; `hybrid_heads` guesses what it says next. All float32 (or quantized) and, but for one family, under
-    8 MB. Raises ValueError for another name.
+    see; `hybrid_heads` guesses what it says next, those of `drafters` what another one says. All float32 (or
+    quantized) and, but for one family, under 8 MB. Raises ValueError for another name.
     """
     if name in ENCODERS:
         return make_encoder(name, folder, seed)
     if name in EYES:
         return make_eyes(name, folder, seed)
+    if name in DRAFTERS:
+        return make_drafter(name, folder)
     if name == HEADS:
         return make_heads(folder)
     if name not in NAMES and name not in ZOO and not is_family(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,16 @@ TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(normalize: bool = False) -> Tokenizer:
-    """Train the tokenizer; the same bytes every time.
+    """Train the tokenizer; the same bytes every time, and one that nobody else has.
 
     `normalize` puts Unicode NFC before encoding, as Qwen's own tokenizers do. Decoding is exact either way.
     """
+    return Tokenizer.from_str(_trained(normalize))
+
+
+@cache
+def _trained(normalize: bool) -> str:
+    """Most of what it takes to make a model."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,7 +72,7 @@ def train_tokenizer(normalize: bool = False) -> Tokenizer:
     )
     tokenizer.train_from_iterator(make_corpus(), trainer)
     tokenizer.add_tokens([_added(token) for token in ADDED_TOKENS])
-    return tokenizer
+    return str(tokenizer.to_str())
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> None:

@@ -157,12 +157,13 @@ class ScriptedEngine:
             if self.broken:
                 raise Broken("all of it")
             return {}
+        stands = {(len(self.prefilled.get(row, ())), len(tokens)) for row, tokens in chunks.items()}
         for row, tokens in chunks.items():
             cached = self.prefilled.setdefault(row, [])
             if row in self.decoding:
                 self.breaches.append(f"{row} is prefilled after its start")
-            if cached and len(chunks) > 1:
-                self.breaches.append(f"{row} is run with others half way")
+            if cached and len(stands) > 1:
+                self.breaches.append(f"{row} is run half way with others that stand elsewhere")
             if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
                 self.breaches.append(f"{row} at {len(cached)} is given {tokens}")
             self._check_images(row, len(cached), tokens, alone=len(chunks) == 1)

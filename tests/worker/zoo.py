@@ -117,10 +117,13 @@ class Life:
         *,
         whole: bool = False,
         expected: Mapping[str, Sequence[int]] | None = None,
+        abreast: bool = False,
     ) -> None:
         """`whole`: prompts are run in one piece, which no other row's or an earlier one's is a part of.
-        `expected`: what each row will say, to make drafts of; None: none are made."""
+        `expected`: what each row will say, to make drafts of; None: none are made. `abreast`: prompts that
+        stand at one position are mostly run side by side."""
         self._engine, self._rng, self._whole = engine, rng, whole
+        self._is_abreast = abreast
         self._expected = expected
         self._jobs = {job.name: job for job in jobs}
         self._waiting = list(self._jobs)
@@ -200,16 +203,30 @@ class Life:
         return 0 < done < len(tokens) and tokens[:done] == self._tokens(parent)[:done]
 
     def _prefill(self) -> None:
-        chunks = {}
-        for name, done in self._prefilled.items():
-            left = self._tokens(name)[done:-1]
-            if left and self._rng.random() < 0.7:
-                chunks[name] = left if self._whole else left[: self._rng.randint(1, 50)]
+        is_abreast = self._is_abreast and self._rng.random() < 0.8
+        chunks = self._abreast() if is_abreast else self._ragged()
         if not chunks:
             return
         self._engine.prefill(chunks)
         for name, chunk in chunks.items():
             self._prefilled[name] += len(chunk)
+
+    def _ragged(self) -> dict[str, tuple[int, ...]]:
+        """A piece of any length of some rows."""
+        chunks = {}
+        for name, done in self._prefilled.items():
+            left = self._tokens(name)[done:-1]
+            if left and self._rng.random() < 0.7:
+                chunks[name] = left if self._whole else left[: self._rng.randint(1, 50)]
+        return chunks
+
+    def _abreast(self) -> dict[str, tuple[int, ...]]:
+        """A piece of the same length of all rows that stand where one of them does."""
+        begun = {name: done for name, done in self._prefilled.items() if done < len(self._tokens(name)) - 1}
+        at = self._rng.choice(sorted(begun.values())) if begun else 0
+        lefts = {name: self._tokens(name)[at:-1] for name, done in begun.items() if done == at}
+        width = min([self._rng.randint(1, 50), *map(len, lefts.values())])
+        return {name: left[:width] for name, left in lefts.items()}
 
     def _start(self) -> None:
         for name, done in list(self._prefilled.items()):
@@ -355,7 +372,8 @@ def play(
 ) -> Played:
     """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone.
 
-    `whole`: with prompts in one piece, and none preempted. `drafted`: with drafts.
+    `whole`: with prompts in one piece, and none preempted. `drafted`: with drafts. Of four scenarios one has
+    prompts side by side.
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
@@ -363,7 +381,8 @@ def play(
     requests = [_question(job) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
     expected = _alone(model, jobs, rng) if drafted else None
-    life = Life(model.engine, jobs, rng, whole=whole, expected=expected)
+    abreast = seed % 4 == 3 and not whole
+    life = Life(model.engine, jobs, rng, whole=whole, expected=expected, abreast=abreast)
     try:
         said = life.play(calm=whole)
     finally:

@@ -31,7 +31,7 @@ from worker.engine.caches import grouping, packing, stored
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.gaps import gapped
-from worker.engine.caches.prefill import prefill_together
+from worker.engine.caches.prefill import prefill_abreast, prefill_together
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.following import Followers
 from worker.engine.group import Group, Member
@@ -86,6 +86,8 @@ class BatchEngine:
         )
         self._cost = row_cost(model)
         self._prefilling: dict[str, RowCaches] = {}
+        self._stands: dict[str, int] = {}
+        """How many of their tokens are run, of these."""
         self._gaps: dict[str, int] = {}
         """Tokens that were left out, of rows that are prefilled."""
         self._members: dict[str, Member] = {}
@@ -128,6 +130,9 @@ class BatchEngine:
         if self._can_pad and len(plain) > 1 and not self._prefilling.keys() & plain.keys():
             self._prefilling |= prefill_together(self._model, plain)
             self._ear.hear(list(plain), [len(tokens) for tokens in plain.values()])
+        elif self._are_abreast(plain):
+            self._prefilling |= prefill_abreast(self._model, plain, self._prefilling)
+            self._ear.hear(list(plain), [len(tokens) for tokens in plain.values()])
         else:
             for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
@@ -136,8 +141,17 @@ class BatchEngine:
                 self._ear.hear([row], [len(tokens)])
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
+        for row, tokens in chunks.items():
+            self._stands[row] = self._stands.get(row, 0) + len(tokens)
         self._advance(max(map(len, chunks.values())))
         return likelihoods
+
+    def _are_abreast(self, chunks: Mapping[str, Sequence[int]]) -> bool:
+        """Whether these are pieces of one length, of rows that have been run to one position."""
+        if not self.abilities.abreast or len(chunks) < 2 or self._gaps.keys() & chunks.keys():
+            return False
+        begun = all(row in self._prefilling for row in chunks)
+        return begun and len({(self._stands.get(row), len(tokens)) for row, tokens in chunks.items()}) == 1
 
     def _prefill_scored(self, row: str, tokens: Sequence[int], asked: Targets) -> list[Likelihood]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
@@ -155,6 +169,7 @@ class BatchEngine:
         self._gaps |= {copy: self._gaps[row]} if row in self._gaps else {}
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
+            self._stands[copy] = self._stands[row]
         self._sight.copy(row, copy)
         self._ear.copy(row, copy)
 
@@ -164,6 +179,7 @@ class BatchEngine:
         drawing = Row(draw, self._sight.ids(row, tokens), prompt_tokens)
         token = mx.array([tokens[-1]], mx.uint32)
         gap = self._gaps.pop(row, 0)
+        self._stands.pop(row, None)
         member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row), gap)
         self._members[row] = member
         self._joining.append(member)
@@ -190,7 +206,7 @@ class BatchEngine:
         stored.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
         self._prefilling[row] = caches
-        count = sum(piece.count for piece in pieces)
+        self._stands[row] = count = sum(piece.count for piece in pieces)
         self._sight.skip(row, count)
         self._ear.skip(row, count)
 
@@ -260,6 +276,7 @@ class BatchEngine:
     def drop(self, row: str) -> None:
         """See `contract.Engine`."""
         self._prefilling.pop(row, None)
+        self._stands.pop(row, None)
         self._gaps.pop(row, None)
         self._sight.drop(row)
         if self.drafter is not None:
@@ -278,6 +295,7 @@ class BatchEngine:
         """See `contract.Engine`."""
         for held in (
             self._prefilling,
+            self._stands,
             self._gaps,
             self._members,
             self._joining,

@@ -1,9 +1,9 @@
-"""Rows of a network that guess together, one token in each pass.
+"""Rows of a network that guess together, one token in each pass, or all at once.
 
 Guesses are the likeliest tokens. In the caches of a flock stand, of each row, the tokens that were read.
 What was guessed stands behind them until the next draft: where the row has said it, and all layers have
-columns, it need not be run again; otherwise it is written over, and recurrent states are again those from
-before the first guess.
+columns, it need not be run again, if the network keeps it; otherwise it is written over, and recurrent
+states are again those from before the first guess.
 """
 
 from __future__ import annotations
@@ -11,29 +11,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
 from worker.engine.caches import grouping
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import RowCaches
+from worker.engine.guessing import BlockNetwork, Feed, Network
 from worker.engine.trees import held_bytes
 
 NOTHING_HEARD: Mapping[str, mx.array] = {}
-
-
-class Network(Protocol):
-    """What guesses. A *thought* is what it has of a token, [rows, tokens, width], and what it guesses by."""
-
-    def think(
-        self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
-    ) -> mx.array:
-        """Thoughts of [rows, tokens], which stand at these positions, int32. `before`: what was thought, by
-        itself or by another model, of the token before each; None: nobody has told."""
-
-    def speak(self, thought: mx.array) -> mx.array:
-        """The likeliest token behind each, [rows, 1], of [rows, 1, width]."""
 
 
 @dataclass(slots=True)
@@ -48,7 +36,7 @@ class Seat:
 class Flock:
     """Rows that guess together, in the order of `names`; None: a hole, until they are seated anew."""
 
-    def __init__(self, network: Network, fresh: Callable[[], RowCaches]) -> None:
+    def __init__(self, network: Network | BlockNetwork, fresh: Callable[[], RowCaches]) -> None:
         """`fresh` makes empty caches of a single row."""
         self.names: list[str | None] = []
         self._network = network
@@ -104,24 +92,46 @@ class Flock:
     ) -> mx.array:
         """What each of these rows says behind its `news`, [rows, count], lazily. Rows that are not asked
         guess anything. `heard`: what was thought before each token of the news, [tokens, width]."""
-        thought = self._read(news, heard)
-        guesses, standing = [self._network.speak(thought)], self._batch.stand()
-        for _ in range(count - 1):
-            thought = self._fed(guesses[-1], thought, [1] * len(self.names))
-            self._batch.settle([1] * len(self.names))
-            guesses.append(self._network.speak(thought))
-        self._batch.back(standing)
-        found = mx.concatenate(guesses, axis=1)
+        feed = self._feed(news, heard)
+        if isinstance(self._network, BlockNetwork):
+            found = self._at_once(self._network, feed, count)
+        else:
+            found = self._one_by_one(self._network, feed, count)
         mx.async_eval(found, self._batch.state)
+        return found
+
+    def _one_by_one(self, network: Network, feed: Feed, count: int) -> mx.array:
+        thoughts = self._fed(network, feed.tokens, feed.before, feed.counts)
+        self._batch.settle(feed.kept)
+        lasts = mx.array([count - 1 for count in feed.counts])[:, None, None]
+        thought = mx.take_along_axis(thoughts, lasts, axis=1)
+        guesses, standing = [network.speak(thought)], self._batch.stand()
+        for _ in range(count - 1):
+            thought = self._fed(network, guesses[-1], thought, [1] * len(self.names))
+            self._batch.settle([1] * len(self.names))
+            guesses.append(network.speak(thought))
+        self._batch.back(standing)
+        return mx.concatenate(guesses, axis=1)
+
+    def _at_once(self, network: BlockNetwork, feed: Feed, count: int) -> mx.array:
+        self._batch.begin(feed.counts)
+        found = network.guess(feed, self._positions(feed.tokens.shape[1]), self._batch.caches, count)
+        self._batch.finish()
+        self._batch.settle(feed.kept)
         return found
 
     def guessed(self, guesses: Mapping[str, Sequence[int]]) -> None:
         """These were the guesses of the last draft."""
+        keeps = not isinstance(self._network, BlockNetwork) and self._network.keeps
         # The last of them was not fed.
-        self._guessed = {} if self._batch.has_states else {name: all_[:-1] for name, all_ in guesses.items()}
+        self._guessed = (
+            {name: all_[:-1] for name, all_ in guesses.items()}
+            if keeps and not self._batch.has_states
+            else {}
+        )
 
-    def _read(self, news: Mapping[str, Sequence[int]], heard: Mapping[str, mx.array]) -> mx.array:
-        """Feed the rows what they have not read; their last thoughts, [rows, 1, width]."""
+    def _feed(self, news: Mapping[str, Sequence[int]], heard: Mapping[str, mx.array]) -> Feed:
+        """What the rows are fed: what they have not read."""
         wanted = [news.get(name, ()) if name else () for name in self.names]
         known = [self._known(name, new) for name, new in zip(self.names, wanted, strict=True)]
         self._batch.skip(known)
@@ -129,9 +139,7 @@ class Flock:
         counts = [len(feed) or 1 for feed in feeds]
         padded = mx.array([[*feed, *[0] * (max(counts) - len(feed))] for feed in feeds], mx.uint32)
         before = self._padded(heard, known, max(counts)) if heard else None
-        thoughts = self._fed(padded, before, counts)
-        self._batch.settle([len(feed) for feed in feeds])
-        return mx.take_along_axis(thoughts, mx.array([count - 1 for count in counts])[:, None, None], axis=1)
+        return Feed(padded, before, counts, [len(feed) for feed in feeds])
 
     def _padded(self, heard: Mapping[str, mx.array], known: Sequence[int], width: int) -> mx.array:
         """Of each row what was heard before the tokens that it is fed, [rows, width, …]."""
@@ -142,13 +150,18 @@ class Flock:
         ]
         return mx.stack([mx.pad(row, [(0, width - row.shape[0]), (0, 0)]) for row in rows])
 
-    def _fed(self, tokens: mx.array, before: mx.array | None, counts: Sequence[int]) -> mx.array:
-        starts = mx.array(self._batch.lengths, mx.int32) + mx.array(self._bases, mx.int32)
-        positions = starts[:, None] + mx.arange(tokens.shape[1], dtype=mx.int32)
+    def _fed(
+        self, network: Network, tokens: mx.array, before: mx.array | None, counts: Sequence[int]
+    ) -> mx.array:
         self._batch.begin(counts)
-        thoughts = self._network.think(tokens, before, positions, self._batch.caches)
+        thoughts = network.think(tokens, before, self._positions(tokens.shape[1]), self._batch.caches)
         self._batch.finish()
         return thoughts
+
+    def _positions(self, width: int) -> mx.array:
+        """Of what rows are fed next, [rows, width]."""
+        starts = mx.array(self._batch.lengths, mx.int32) + mx.array(self._bases, mx.int32)
+        return starts[:, None] + mx.arange(width, dtype=mx.int32)
 
     def _known(self, name: str | None, new: Sequence[int]) -> int:
         """How many tokens, but for the last one, stand in the row's caches because they were guessed."""
@@ -160,7 +173,7 @@ class Flock:
 class Flocks:
     """All rows of a network: in flocks of like length, or with caches of their own."""
 
-    def __init__(self, network: Network, fresh: Callable[[], RowCaches]) -> None:
+    def __init__(self, network: Network | BlockNetwork, fresh: Callable[[], RowCaches]) -> None:
         """`fresh` makes empty caches of a single row."""
         self._network = network
         self._fresh = fresh

@@ -20,6 +20,9 @@ from worker.engine.weighing import can_weigh, weigh
 class Followers:
     """`drafts.Drafter` on a language model, whose thoughts are its logits."""
 
+    block = 1
+    keeps = True
+
     def __init__(self, model: nn.Module, share: float, vocabulary: int, *, restorable: bool = True) -> None:
         """`model`: its rows can be fed ahead. `vocabulary`: it knows so many tokens. `restorable`: what is
         stored of its rows can be restored."""
@@ -36,13 +39,13 @@ class Followers:
     def think(
         self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
     ) -> mx.array:
-        """See `flock.Network`."""
+        """See `guessing.Network`."""
         # There may be more logits than tokens, and some day one of those is drawn.
         logits: mx.array = self._model(mx.minimum(tokens, self._last_known), cache=caches)
         return logits
 
     def speak(self, thought: mx.array) -> mx.array:
-        """See `flock.Network`."""
+        """See `guessing.Network`."""
         return mx.argmax(thought[:, -1], axis=-1, keepdims=True)
 
     def knows(self, row: str) -> bool:

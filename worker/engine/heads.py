@@ -1,28 +1,44 @@
-"""Multi-token prediction: layers that come with a model's weights, and guess by what the model has thought.
+"""Layers that guess by what the model has thought: those its weights bring, and those trained for it since.
 
-Such layers (Qwen3.5's `mtp.*`, for one) are fed a token and the model's hidden state of the token before it,
-as the output layer gets it; the upstream module does that, its rounds do not come into it. What the model has
-thought is kept until the layers read it, of the last tokens only: they begin anew behind a gap, and guess a
-little worse for it.
+They are fed a token and the model's hidden states of the token before it; what they make of it is their
+network's matter (`predicting`, `blocks`). What the model has thought is kept until they read it, of the last
+tokens only: they begin anew behind a gap, and guess a little worse for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
 
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.grouping import columns_for
 from worker.engine.flock import Flocks
-from worker.engine.hearing import Tap
+from worker.engine.guessing import BlockNetwork, Network
+from worker.engine.hearing import Tap, Taps
 
 HEARD_TOKENS_MAX = 512
 """So many of the last hidden states are kept of a row that the layers do not read."""
+
+
+class Layers(Protocol):
+    """Of a network that guesses: what its caches are."""
+
+    cache_values: int
+    """That a token takes in them."""
+
+    def fresh(self) -> RowCaches:
+        """Empty ones of a single row."""
+
+
+class HeardNetwork(Layers, Network, Protocol):
+    """Guesses one token after the other."""
+
+
+class HeardBlockNetwork(Layers, BlockNetwork, Protocol):
+    """Guesses all at once."""
 
 
 @dataclass(slots=True)
@@ -54,47 +70,29 @@ class Heard:
 
 
 class Heads:
-    """`drafts.Drafter` on an upstream module of such layers, and the `Ear` that it takes."""
+    """`drafts.Drafter` on such layers, and the `Ear` that it takes."""
 
-    def __init__(self, module: Any, model: nn.Module, tap: Tap, share: float) -> None:
-        """`module`: of mlx-vlm's. `model`: whose embedding and output layer it uses. `tap`: where its hidden
-        states come by."""
+    def __init__(self, network: HeardNetwork | HeardBlockNetwork, tap: Tap | Taps, share: float) -> None:
+        """`tap`: where the hidden states come by, which something has run through already."""
         self.share = share
-        self._module = module.bind(model)
+        self.block = network.block if isinstance(network, BlockNetwork) else 1
+        self._layers: Layers = network
         self._tap = tap
-        self._flocks = Flocks(self, self._fresh)
+        self._flocks = Flocks(network, network.fresh)
         self._heard: dict[str, Heard] = {}
         self._bases: dict[str, int] = {}
         """Of the rows that are being read: the position of the first hidden state."""
         self._ends: dict[str, int] = {}
-        self._token_bytes = 0
-
-    def _fresh(self) -> RowCaches:
-        return [KVCache() for _ in self._module.layers]
-
-    # --- flock.Network ---
-
-    def think(
-        self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
-    ) -> mx.array:
-        """See `flock.Network`. Positions are those of the hidden states."""
-        assert before is not None, "somebody has thought before"
-        embedded = self._module._input_embed(tokens) * self._module._input_embed_scale
-        thought: mx.array = self._module._forward_hidden(embedded, before, caches, positions)
-        return thought
-
-    def speak(self, thought: mx.array) -> mx.array:
-        """See `flock.Network`."""
-        token: mx.array = self._module._greedy_token(thought)
-        return token
+        self._width, self._value_bytes = tap.last.shape[-1], tap.last.dtype.size
 
     # --- hearing.Ear ---
 
     def hear(self, rows: Sequence[str], counts: Sequence[int], firsts: Sequence[int] | None = None) -> None:
         """See `Ear`."""
         firsts = [self._ends.get(row, 0) for row in rows] if firsts is None else firsts
+        states = self._tap.last
         for place, (row, count, first) in enumerate(zip(rows, counts, firsts, strict=True)):
-            self._hear(row, self._tap.last[place, :count], first)
+            self._hear(row, states[place, :count], first)
 
     def _hear(self, row: str, states: mx.array, first: int) -> None:
         self._ends[row] = first + states.shape[0]
@@ -154,9 +152,7 @@ class Heads:
         if row not in self._bases:
             self._bases[row] = heard.first
             self._flocks.begin(row, heard.first)
-        states = heard.take(count)
-        self._token_bytes = states.nbytes // count
-        return states
+        return heard.take(count)
 
     def drop(self, row: str) -> None:
         """See `Drafter`."""
@@ -173,11 +169,9 @@ class Heads:
     def cache_bytes(self) -> int:
         """See `Drafter`."""
         kept = sum(heard.count for heard in self._heard.values())
-        return self._flocks.nbytes + kept * self._token_bytes
+        return self._flocks.nbytes + kept * self._width * self._value_bytes
 
     def row_bytes(self, tokens: int) -> int:
         """See `Drafter`."""
-        arguments, like = self._module.layers[0].self_attn, self._tap.last
-        width = 2 * arguments.num_key_value_heads * arguments.head_dim * len(self._module.layers)
-        kept = min(tokens, 2 * HEARD_TOKENS_MAX) * like.shape[-1]
-        return (columns_for(tokens) * int(width) + kept) * like.dtype.size
+        kept = min(tokens, 2 * HEARD_TOKENS_MAX) * self._width
+        return (columns_for(tokens) * self._layers.cache_values + kept) * self._value_bytes

@@ -44,14 +44,37 @@ class Tap(nn.Module):
         initialize()
         self.module = module
         self._last: mx.array | None = None
+        self.calls = 0
+        """How often it was asked."""
 
-    def __call__(self, *arguments: Any) -> mx.array:
-        found: mx.array = self.module(*arguments)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        found = self.module(*arguments, **named)
         self._last = found
+        self.calls += 1
         return found
+
+    def __getattr__(self, name: str) -> Any:
+        # Models look at their layers, for instance at which of them have a window.
+        if name in self:
+            return self[name]
+        if "module" not in self:
+            raise AttributeError(name)
+        return getattr(self["module"], name)
 
     @property
     def last(self) -> mx.array:
         """[rows, tokens, width]."""
         assert self._last is not None, "something was run"
         return self._last
+
+
+class Taps:
+    """Several modules that are heard together."""
+
+    def __init__(self, taps: Sequence[Tap]) -> None:
+        self._taps = taps
+
+    @property
+    def last(self) -> mx.array:
+        """[rows, tokens, width of all], in the order of the taps."""
+        return mx.concatenate([tap.last for tap in self._taps], axis=-1)

@@ -27,11 +27,12 @@ _TRAINED_KINDS = ("eagle", "dflash", "dspark", "_mtp", "_assistant")
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model's files. `name`: what it was asked for by."""
+    """A draft model's files. `name`: what it was asked for by. `config`: of a language model; None: it was
+    trained to go by what another one thinks."""
 
     name: str
     folder: Path
-    config: ModelConfig
+    config: ModelConfig | None
     files: list[Path]
 
     @property
@@ -40,33 +41,38 @@ class DraftModel:
 
 
 def find_draft(name: str) -> DraftModel:
-    """Raises `ModelError` for what is no language model of mlx-lm's."""
+    """Raises `ModelError` for what is neither a language model of mlx-lm's nor trained to draft."""
     folder = find_folder(name, partial(_inspect, name=name))
     return DraftModel(name, folder, _inspect(folder, name=name), weight_files(folder, name))
 
 
-def _inspect(folder: Path, *, name: str) -> ModelConfig:
+def _inspect(folder: Path, *, name: str) -> ModelConfig | None:
+    if _is_trained(folder):
+        return None
     config = read_config(folder, name)
-    if _is_trained(folder, config):
-        raise ModelError(f"{name}: drafters trained for one model are not run; name a small language model.")
     require_known(config, name)
     if not reads(config):
         raise ModelError(f"{name}: models of the architecture {config.architecture!r} cannot draft.")
     return config
 
 
-def _is_trained(folder: Path, config: ModelConfig) -> bool:
+def _is_trained(folder: Path) -> bool:
     """It is no language model, but goes by what another one thinks: EAGLE, DFlash and their like."""
-    content = json.loads((folder / "config.json").read_bytes())
-    named = " ".join((config.architecture, *config.architectures)).lower()
+    try:
+        content = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # which is told elsewhere
+    if not isinstance(content, dict):
+        return False
+    named = " ".join(map(str, (content.get("model_type"), *(content.get("architectures") or ())))).lower()
     return any(key in content for key in _TRAINED_KEYS) or any(kind in named for kind in _TRAINED_KINDS)
 
 
 def load_draft(
-    found: DraftModel, weight_bytes: int, tokenizer: TokenizerWrapper, trials: Trials
+    found: DraftModel, config: ModelConfig, weight_bytes: int, tokenizer: TokenizerWrapper, trials: Trials
 ) -> Followers:
-    """`weight_bytes`, `tokenizer`: of the model that it drafts for. Raises `ModelError`, and what upstream
-    raises."""
+    """`config`: its own. `weight_bytes`, `tokenizer`: of the model that it drafts for. Raises `ModelError`,
+    and what upstream raises."""
     from worker.engine.caches.trial import find_abilities
     from worker.engine.following import Followers
     from worker.models.load import load_weights
@@ -74,7 +80,7 @@ def load_draft(
     from worker.models.tokenizers import Tokenizers
     from worker.models.trials import key_of
 
-    own = Tokenizers(found.folder, found.config).take()
+    own = Tokenizers(found.folder, config).take()
     if vocabulary_digest(own) != vocabulary_digest(tokenizer):
         raise ModelError(f"the draft model {found.name} has another tokenizer: choose one of its family.")
     network = load_weights(found.folder, lambda done, total: None)
@@ -87,7 +93,7 @@ def load_draft(
     drafter = Followers(
         network,
         found.weight_bytes / weight_bytes,
-        found.config.vocabulary or len(own),
+        config.vocabulary or len(own),
         restorable=abilities.restorable,
     )
     _warm_up(drafter)

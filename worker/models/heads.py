@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from worker.engine.hearing import Tap
-from worker.engine.sight import VisionNetwork
-from worker.engine.trees import arrays_of
+from worker.models.listening import bytes_of_arrays, model_of, part_of, run_through
 
 if TYPE_CHECKING:
     from worker.engine.heads import Heads
 
 log = logging.getLogger(__name__)
-
-_TRIED = (1, 2, 3)
 
 
 def load_heads(folder: Path, network: Any, name: str) -> Heads | None:
@@ -26,8 +23,6 @@ def load_heads(folder: Path, network: Any, name: str) -> Heads | None:
     is listened to from now on. Raises what upstream raises for weights that are damaged."""
     from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
     from mlx_vlm.speculative.drafters.qwen3_5_mtp.qwen3_5_mtp import Qwen3_5MTPDraftModel
-
-    from worker.engine.heads import Heads
 
     config = json.loads((folder / "config.json").read_bytes())
     splitter = get_mtp_splitter(source_config=config)
@@ -39,16 +34,25 @@ def load_heads(folder: Path, network: Any, name: str) -> Heads | None:
             "%s: its layers for multi-token prediction (%s) are not used", name, splitter.output_model_type
         )
         return None
-    model = network.whole if isinstance(network, VisionNetwork) else network
-    tap = _tapped(getattr(model, "language_model", model).model)
-    share = _bytes_of(module) / _bytes_of(network)
-    heads = Heads(module, model, tap, share)
-    if not _is_heard(heads, tap, network):
+    heads = open_prediction(module, network)
+    if heads is None:
         log.info(
             "%s: what it thinks is not to be heard, and its layers for multi-token prediction rest", name
         )
-        return None
     return heads
+
+
+def open_prediction(module: Any, network: Any) -> Heads | None:
+    """On such a module of mlx-vlm's. None: what the model thinks is not to be heard."""
+    from worker.engine.heads import Heads
+    from worker.engine.predicting import Prediction
+
+    tap, share = _tapped(part_of(network)), bytes_of_arrays(module) / bytes_of_arrays(network)
+    prediction = Prediction(module, model_of(network))
+    said = mx.argmax(run_through(network), axis=-1)
+    if tap.last.shape[:2] != said.shape or not mx.array_equal(prediction.speak(tap.last), said).item():
+        return None  # what comes by is not what the output layer is given
+    return Heads(prediction, tap, share)
 
 
 def _has_any(splitter: Any, folder: Path, config: dict[str, Any]) -> bool:
@@ -59,16 +63,3 @@ def _tapped(inner: Any) -> Tap:
     tap: Tap = inner.norm if isinstance(inner.norm, Tap) else Tap(inner.norm)
     inner.norm = tap
     return tap
-
-
-def _bytes_of(module: Any) -> int:
-    return sum(leaf.nbytes for leaf in arrays_of(module.parameters()).values())
-
-
-def _is_heard(heads: Heads, tap: Tap, network: Any) -> bool:
-    """What comes by is what the output layer is given."""
-    said = mx.argmax(network(mx.array([_TRIED], mx.uint32), cache=network.make_cache()), axis=-1)
-    heard = tap.last
-    if heard.shape[:2] != (1, len(_TRIED)):
-        return False
-    return bool(mx.array_equal(heads.speak(heard), said).item())

@@ -170,12 +170,13 @@ class ModelLoader:
         return self._reading(folder, config, tokenizers, drafter, progress)
 
     def _drafter(self, folder: Path, tokenizers: Tokenizers) -> Drafter | None:
-        if self._draft is None:
+        config = self._draft.config if self._draft else None
+        if self._draft is None or config is None:
             return None
         from worker.models.trials import Trials
 
         weight_bytes = bytes_of(weight_files(folder, self.name))
-        drafter = load_draft(self._draft, weight_bytes, tokenizers.take(), Trials(self._trials))
+        drafter = load_draft(self._draft, config, weight_bytes, tokenizers.take(), Trials(self._trials))
         self._laps.lap("draft model")
         return drafter
 
@@ -260,7 +261,6 @@ class ModelLoader:
     ) -> Model:
         """The model around a network whose weights are there, tried and warm. `opened`: how it was loaded."""
         from worker.engine.caches.trial import find_abilities
-        from worker.models.heads import load_heads
         from worker.models.rehearsal import stage_for
         from worker.models.text import build_text_model
         from worker.models.trials import Trials, key_of
@@ -273,12 +273,11 @@ class ModelLoader:
         laps.lap("trial")
         if not abilities.cut and not reads(config):
             raise ModelError(_UNCUT)
-        if drafter and not abilities.ahead:
+        if self._draft and not abilities.ahead:
             reasons = "; ".join(abilities.reasons)
             raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
-        if drafter is None and self._uses_heads and abilities.ahead:
-            drafter = load_heads(folder, network, self.name)
-            laps.lap("prediction layers")
+        if drafter is None and abilities.ahead:
+            drafter = self._listener(folder, network)
         model = build_text_model(
             self.name, folder, config, network, eyes, drafter, abilities=abilities, tokenizers=tokenizers
         )
@@ -286,6 +285,21 @@ class ModelLoader:
         warm_up(model.engine, rows=2)
         laps.lap("warm-up")
         return model
+
+    def _listener(self, folder: Path, network: Any) -> Drafter | None:
+        """Who guesses by what the network thinks, if anybody does."""
+        from worker.models.heads import load_heads
+
+        drafter: Drafter | None = None
+        if self._draft is not None:
+            from worker.models.trained import load_trained
+
+            drafter = load_trained(self._draft, network)
+            self._laps.lap("draft model")
+        elif self._uses_heads:
+            drafter = load_heads(folder, network, self.name)
+            self._laps.lap("prediction layers")
+        return drafter
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EncodingModel:
         from worker.models.encoding import build_encoding_model, load_network

@@ -15,7 +15,7 @@ DRAFTED_MAX = 15
 GAIN_MIN = 1.1
 """By how much more tokens in the same time it must be."""
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
-_GUESSED_LENGTHS = (1, 2, 4, 7)
+_GUESSED_LENGTHS: tuple[int, ...] = (1, 2, 4, 7)
 
 
 class Choice(NamedTuple):
@@ -71,7 +71,11 @@ class Choices:
         return best
 
     def _guessed_lengths(self) -> Sequence[int]:
-        return _GUESSED_LENGTHS if self._costs.is_share_known else _GUESSED_LENGTHS[:1]
+        lengths, block = _GUESSED_LENGTHS, self._costs.block
+        if block > 1:
+            most = min(block, DRAFTED_MAX)
+            lengths = (*(length for length in _GUESSED_LENGTHS if length < most), most)
+        return lengths if self._costs.is_share_known else lengths[:1]
 
     def _hope(self, id: str, draft: Draft) -> _Hope:
         return _Hope(self._sources[id].odds_of(draft), len(draft.tokens), draft.certain)

@@ -59,7 +59,7 @@ class Drafting:
         self._is_on = is_on
         self._following = following if is_on else None
         self._sources: dict[str, Known] = {}
-        self._costs = Costs(following.share if following else 0.0)
+        self._costs = Costs(following.share, following.block) if following else Costs()
         self._choices = Choices(self._sources, self._costs)
         self._guessing: Guessing | None = None
         if self._following is not None:

@@ -34,7 +34,7 @@ class Following:
     def __init__(self, drafter: Drafter, target_s: float, recall: Recall | None = None) -> None:
         """`target_s`: between two tokens of a running stream. `recall`: what the drafter has read before;
         None: nothing is kept."""
-        self.share = drafter.share
+        self.share, self.block = drafter.share, drafter.block
         self._drafter = drafter
         self._pace = Pace(target_s=READ_SHARE * target_s, tokens_max=READ_TOKENS_MAX)
         self._recall = recall

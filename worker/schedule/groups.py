@@ -1,15 +1,18 @@
 """Which prompts a step runs, how much of each, and which of them in one call. Pure: rows stay as they are.
 
 Rows of one family have the same prompt: one of them leads, the others become copies of it. Short prompts run
-together, as long as little of the call is padding. Prompts with images run by themselves, and as far as
-their next image that is not kept.
+together, as long as little of the call is padding, and pieces of prompts that stand at one position, where
+that is better (`abreast`). Prompts with images run by themselves, and as far as their next image that is not
+kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from worker.prefixes.index import Match
+from worker.schedule import abreast
+from worker.schedule.abreast import Span
 from worker.schedule.gallery import Gallery
 from worker.schedule.pace import Budget, Work
 from worker.schedule.rows import Chunk, Group, Row, work_of
@@ -51,11 +54,16 @@ def form_groups(
         size = min([budget.cut(open_, begin), *(cut - begin for cut in head.cuts if cut > begin)])
         if left and not size:
             break
-        group = [_chunk(head, match, size, line)]
-        if is_short(head, match):
-            for row in _joining(head, waiting, budget):
-                del waiting[row]
-                group.append(_chunk(row, None, row.left, line) if row in placed else _whole(row))
+        joining = _joining(head, waiting, budget) if is_short(head, match) else []
+        apart = Span(1 + len(joining), max([size, *(row.left for row in joining)]))
+        if match is None and (beside := _beside(head, apart, placed, waiting, budget)):
+            rows, width = beside
+            group = [_chunk(row, None, width, line) for row in rows]
+        else:
+            whole = (_chunk(row, None, row.left, line) if row in placed else _whole(row) for row in joining)
+            group = [_chunk(head, match, size, line), *whole]
+        for chunk in group[1:]:
+            del waiting[chunk.row]
         budget.spend(work_of(group))
         groups.append(group)
     return groups
@@ -97,3 +105,20 @@ def _joining(head: Row, others: Mapping[Row, Match | None], budget: Budget) -> l
             found.append(row)
             real, width = real + row.left, widest
     return found
+
+
+def _beside(
+    head: Row, apart: Span, placed: Container[Row], others: Mapping[Row, Match | None], budget: Budget
+) -> tuple[list[Row], int] | None:
+    """Who gets a piece along with `head`, and how wide it is, where that is better than to run it `apart`."""
+    if budget.spent.calls or not abreast.may_run(head):
+        return None
+    rows = [head]
+    for row, match in others.items():
+        stands = row in placed and (row.prefilled, row.order[0]) == (head.prefilled, head.order[0])
+        if stands and match is None and abreast.may_run(row):
+            rows.append(row)
+    span = abreast.span_of(apart, [abreast.room_of(row) for row in rows], head.prefilled, budget)
+    if span is None:
+        return None
+    return [row for row in rows if abreast.room_of(row) >= span.width][: span.rows], span.width

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from worker.contract import Step
-from worker.schedule.choices import Choice, Choices
+from worker.schedule.choices import DRAFTED_MAX, Choice, Choices
 from worker.schedule.following import Following
 from worker.schedule.known import Known
 from worker.schedule.lookup import Draft
@@ -36,8 +36,10 @@ class Guessing:
         self._sources = sources
         self._trust = Trust()
         self._credit = CREDIT_FIRST
-        self._beside: Mapping[str, Draft] = {}
-        """What was guessed beside the step that is under way."""
+        self._beside: dict[str, tuple[int, ...]] = {}
+        """What was guessed beside steps, and not been compared yet."""
+        self._is_beside = False
+        """Guesses were made beside the step that is under way."""
         self._is_warm = False
         """The last step had guesses: nothing was compiled for this one, and nobody changes places."""
 
@@ -48,7 +50,7 @@ class Guessing:
 
     def begin(self) -> None:
         """A step comes."""
-        self.passes, self._beside = 0, {}
+        self.passes, self._is_beside = 0, False
 
     # --- what is tried ---
 
@@ -105,10 +107,14 @@ class Guessing:
 
     def _try(self, rows: Sequence[Row], decoding: int) -> None:
         """Guess for rows that are near, feeding nobody; or read what comes soonest."""
+        if self._beside:
+            return  # a block of them, which comes one by one
         near = [row for row in rows if self._following.is_near(row)]
         if near:
-            self._beside = self._following.guess(near, 1)
-            self.passes = 1
+            count = min(self._following.block, DRAFTED_MAX)
+            guesses = self._following.guess(near, count)
+            self._beside = {id: draft.tokens for id, draft in guesses.items() if draft.tokens}
+            self.passes, self._is_beside = count, True
         else:
             self._read_if_it_pays([min(rows, key=self._following.late)], decoding, _TRIED_SHARE)
 
@@ -116,9 +122,15 @@ class Guessing:
 
     def learn(self, step: Step) -> None:
         """What was drawn in place of what was guessed beside the step."""
-        for id, draft in self._beside.items():
-            if id in self._sources and id in step.tokens and draft.tokens:
-                self.tried(self._sources[id].rate, int(draft.tokens[0] == step.tokens[id]), 1)
+        for id, tokens in list(self._beside.items()):
+            del self._beside[id]
+            if id not in self._sources or id not in step.tokens:
+                continue
+            is_right = tokens[0] == step.tokens[id]
+            self.tried(self._sources[id].rate, int(is_right), 1)
+            self._trust.tried(1, 0.0)
+            if is_right and len(tokens) > 1 and not step.further.get(id):
+                self._beside[id] = tokens[1:]
 
     def tried(self, rate: Rate, right: int, count: int) -> None:
         """Of so many guesses for the row of this rate so many were right."""
@@ -132,8 +144,8 @@ class Guessing:
         self._is_warm = self.passes > 0
         if seconds is not None and plain and (self.passes or has_read):
             self._credit += gained - seconds / plain
-        if self._beside and seconds is not None and plain:
-            self._trust.tried(len(self._beside), seconds / plain - gained)
+        if self._is_beside and seconds is not None and plain:
+            self._trust.tried(0, seconds / plain - gained)
         self._credit = min(self._credit + CREDIT_STEP, CREDIT_MAX)
         if self._trust.pass_():
             # Guesses may have been bad, or dear because the machine was busy.

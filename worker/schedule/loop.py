@@ -329,7 +329,7 @@ class Loop:
         for chunk in group:
             self.model.engine.drop(chunk.row.id)
         for chunk in group:
-            self._prefill([chunk])
+            self._prefill([self.scheduler.anew(chunk)])
 
     def _start(self, chunk: Chunk) -> None:
         """Start a row and its copies, which must be made of it before it starts."""

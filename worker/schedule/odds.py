@@ -126,10 +126,12 @@ class Median:
 @dataclass(slots=True)
 class Costs:
     """Seconds of steps, by how many rows and columns they have, plain ones have none, and how many tokens a
-    network guessed for each row. `told`: what a guess costs, in terms of a plain step, until it is measured.
+    network guessed for each row. `told`: what its pass costs, in terms of a plain step, until it is measured;
+    `block`: so many tokens it guesses in one.
     """
 
     told: float = 0.0
+    block: int = 1
     _shares: Median = field(default_factory=Median)
     _seconds: dict[tuple[int, int, int], Median] = field(default_factory=dict)
     _laps: dict[int, int] = field(default_factory=dict)
@@ -137,7 +139,7 @@ class Costs:
 
     @property
     def share(self) -> float:
-        """What a guess costs."""
+        """What a pass costs."""
         return self._shares.value if self.is_share_known else _OPTIMISM * self.told
 
     @property
@@ -150,7 +152,7 @@ class Costs:
         if not plain or not self.knows(rows):
             return math.inf
         known = self._seconds.get((_step(rows), _step(columns), guesses))
-        usual = 1 + _COST_EACH * (columns - 1) + self.share * guesses
+        usual = 1 + _COST_EACH * (columns - 1) + self.share * self._passes(guesses)
         if known is None:
             return usual
         cost = max(COST_MIN, known.value / plain)
@@ -181,9 +183,12 @@ class Costs:
             self._laps[_step(rows)] = self._laps.get(_step(rows), 0) + 1
         if guesses:
             cost = seconds / (self.plain(rows) or seconds)
-            share = (cost - 1 - _COST_EACH * max(0, columns - 1)) / guesses
+            share = (cost - 1 - _COST_EACH * max(0, columns - 1)) / self._passes(guesses)
             self._shares.learn(max(_SHARE_MIN, share))
         self._seconds.setdefault((_step(rows), _step(columns), guesses), Median()).learn(seconds)
+
+    def _passes(self, guesses: int) -> int:
+        return -(-guesses // self.block)
 
 
 def _step(count: int) -> int:

@@ -1,13 +1,17 @@
 """How much prefill a step can take: what calls have cost, and what that allows.
 
-A call of the engine with n tokens (padding included) at context c is taken to cost
+A call of the engine that is w tokens wide, n tokens in all of its rows (padding included), at context c, is
+taken to cost
 
-    call + n * (token + reach * c)
+    call + (w + further * (n - w)) * token + n * c * reach
 
-seconds: `reach` is what makes chunks dearer as the context grows. The three are learned from the time of
-whole steps by normalized least mean squares, which corrects each in proportion to its part in the prediction,
-so that short calls say little of the price of long ones. A measurement counts within limits: one that is far
-off, because something was compiled or the machine was busy, neither stops prefill nor lets go of the target.
+seconds: `reach` is what makes chunks dearer as the context grows, and `further` what a token costs beside one
+of another row. That is as much, 1, where tokens are what costs, and next to nothing where layers with a state
+go from token to token, for all rows at once. The three prices are learned from the time of whole steps by
+normalized least mean squares, which corrects each in proportion to its part in the prediction, so that short
+calls say little of the price of long ones. What calls of several rows take says first of all what further
+rows take. A measurement counts within limits: one that is far off, because something was compiled or the
+machine was busy, neither stops prefill nor lets go of the target.
 
 How far off predictions are is learned too: of a machine that is busy with other things less is asked, so that
 all but a few steps keep to the target.
@@ -30,6 +34,9 @@ GROWTH_MAX = 4
 """How many times the most tokens that were ever measured a step may take."""
 IDLE_S = 1.0
 """What a step may take when nobody decodes: a cancel waits as long."""
+CALLS_ALONE_MAX = 64
+"""Behind so many calls of a single row it is tried what several take."""
+_CHEAPER = 0.9
 LATE_SHARE = 0.02
 """Of the steps with prefill, how many may take longer than the target."""
 
@@ -46,19 +53,26 @@ _MARGIN_STEP = 0.04
 
 
 class Work(NamedTuple):
-    """Prefill of one or more calls. `reach`: each token times the tokens it looks back on, summed."""
+    """Prefill of one or more calls. `width`: the tokens of each call's longest row, summed. `reach`: each
+    token times the tokens it looks back on, summed."""
 
     calls: int = 0
+    width: int = 0
     tokens: int = 0
     reach: float = 0.0
 
     @classmethod
     def call(cls, rows: int, tokens: int, context: int) -> Work:
         """One call with so many tokens for each row, behind `context` tokens that are in the cache."""
-        return cls(1, rows * tokens, rows * tokens * (context + tokens / 2))
+        return cls(1, tokens, rows * tokens, rows * tokens * (context + tokens / 2))
 
     def plus(self, other: Work) -> Work:
-        return Work(self.calls + other.calls, self.tokens + other.tokens, self.reach + other.reach)
+        return Work(
+            self.calls + other.calls,
+            self.width + other.width,
+            self.tokens + other.tokens,
+            self.reach + other.reach,
+        )
 
 
 class Pace:
@@ -71,13 +85,21 @@ class Pace:
         self._tokens_max = tokens_max
         self._tokens_measured = 0
         self._prices = [0.0, 0.0, 0.0]
+        self._further = 1.0
+        """What a token of a further row costs, in tokens of a row that runs alone."""
+        self._calls_alone = CALLS_ALONE_MAX
         self._decode_s = 0.0
         self._margin = MARGIN_FIRST
         """What steps take over what was predicted, but for `LATE_SHARE` of them."""
 
     def seconds(self, work: Work) -> float:
         """What `work` will take; 0 while nothing was measured."""
-        return sum(price * part for price, part in zip(self._prices, _parts(work), strict=True))
+        return sum(price * part for price, part in zip(self._prices, self._parts(work), strict=True))
+
+    @property
+    def is_curious(self) -> bool:
+        """Whether what several rows take together was not measured for long, or never."""
+        return self._calls_alone >= CALLS_ALONE_MAX
 
     def budget(self, *, decoding: bool) -> Budget:
         """What the next step may spend on prefill."""
@@ -108,16 +130,38 @@ class Pace:
 
     def _learn_prefill(self, seconds: float, work: Work) -> None:
         self._tokens_measured = max(self._tokens_measured, work.tokens)
-        parts = _parts(work)
+        parts = self._parts(work)
         expected = self.seconds(work)
+        if work.tokens == work.width:
+            self._calls_alone += work.calls
+        elif seconds > _CHEAPER * expected:  # else there is more to be found out at once
+            self._calls_alone = 0
         if expected == 0.0:
             # All of it is put down to the tokens, which makes longer calls look dearer than they will be.
             self._prices = [0.0, seconds / parts[1], 0.0]
             return
-        step = _RATE * _limited(seconds - expected, expected) / sum(part * part for part in parts)
+        error = _RATE * _limited(seconds - expected, expected)
+        step = (error - self._learn_further(error, work)) / sum(part * part for part in parts)
         self._prices = [
             max(0.0, price + step * part) for price, part in zip(self._prices, parts, strict=True)
         ]
+
+    def _learn_further(self, error: float, work: Work) -> float:
+        """Put a part of an error down to what further rows take, the larger the more of them there were; how
+        many seconds that is."""
+        rows = (work.tokens - work.width) / work.width
+        whole = self._prices[1] * (work.tokens - work.width) / _TOKENS
+        if whole <= 0.0:
+            return 0.0
+        before = self._further
+        wished = before + error * rows * rows / (1 + rows * rows) / whole
+        self._further = min(max(wished, 0.0), 1.0)
+        return (self._further - before) * whole
+
+    def _parts(self, work: Work) -> tuple[float, float, float]:
+        # No call is cheaper than one of the smallest chunk: it has a price of its own, known already or not.
+        tokens = work.width + self._further * (work.tokens - work.width)
+        return work.calls, max(tokens, work.calls * CHUNK_TOKENS_MIN) / _TOKENS, work.reach / _REACH
 
 
 @dataclass(slots=True)
@@ -147,12 +191,6 @@ class Budget:
 
     def spend(self, work: Work) -> None:
         self.spent = self.spent.plus(work)
-
-
-def _parts(work: Work) -> tuple[float, float, float]:
-    # No call is cheaper than one of the smallest chunk: it has a price of its own, known already or not.
-    tokens = max(work.tokens, work.calls * CHUNK_TOKENS_MIN)
-    return work.calls, tokens / _TOKENS, work.reach / _REACH
 
 
 def _limited(error: float, expected: float) -> float:

@@ -116,7 +116,8 @@ class Chunk:
 
 
 Group = Sequence[Chunk]
-"""Chunks that are run in one call. Of several, each is the whole of its row."""
+"""Chunks that are run in one call. Of several, each is the whole of its row, or all begin at one position
+and have one length."""
 
 
 @dataclass(frozen=True, slots=True)

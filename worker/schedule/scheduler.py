@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.errors import RequestError, too_long
 from protocol.parts import ImageStatus
@@ -164,6 +164,12 @@ class Scheduler:
         for chunk in group:
             self._gallery.ran(chunk)
             chunk.row.prefilled = chunk.row.beyond(chunk.begin + len(chunk.tokens))
+
+    def anew(self, chunk: Chunk) -> Chunk:
+        """The caches of a chunk's row are lost: all of it up to where the chunk ends."""
+        tokens = chunk.row.tokens[: chunk.begin + len(chunk.tokens)]
+        chunk.row.prefilled = 0
+        return replace(chunk, tokens=tokens)
 
     def looked(self, row: Row, picture: Picture, nbytes: int) -> list[str]:
         """An image was encoded for a row, and so many bytes are kept of it. The digests of what must go."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 TRIED_GUESSES = 8
 """So many are compared before what is expected of it counts."""
-TRIED_COST_MAX = 4.0
-"""Or fewer, once they have cost as much as so many plain steps, each no more than half of that: it may be the
-machine that was busy."""
+TRIED_COST_MAX = 16.0
+"""Or fewer, once they have cost as much as so many plain steps."""
+GUESS_COST_MAX = 4.0
+"""Each counts for no more than that: it may be the machine that was busy."""
 VAIN_STEPS = 8
 """Steps on end in which nothing was expected of it, before it rests."""
 PROVEN_STEPS = 64
@@ -45,7 +46,7 @@ class Trust:
 
     def tried(self, guesses: int, cost: float) -> None:
         """So many of its guesses were compared with what was drawn, at a cost of so many plain steps."""
-        self._cost += min(max(0.0, cost), TRIED_COST_MAX / 2)
+        self._cost += min(max(0.0, cost), GUESS_COST_MAX)
         self._left = 0 if self._cost >= TRIED_COST_MAX else max(0, self._left - guesses)
 
     def used(self) -> None:

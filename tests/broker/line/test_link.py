@@ -325,6 +325,7 @@ def test_who_floods_is_turned_away_and_others_are_heard_on(
 
 def test_who_floods_on_is_cut_off(endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "USELESS_MESSAGES_MAX", 500)
+    monkeypatch.setattr(patience, "USELESS_MESSAGES_PER_S", 0)  # however slowly they are read
 
     async def talk() -> None:
         async with listening(endpoint) as (_, heard):
@@ -332,7 +333,8 @@ def test_who_floods_on_is_cut_off(endpoint: str, workers: Workers, monkeypatch: 
             await say(flood, *(goodbye("flood", number) for number in range(4000)))
             while await heard.next() != f"flood: {FLOODING}":
                 pass
-            while await heard.next() != "flood":
+            # What it has left to say comes on a connection of its own, perhaps before the other is missed.
+            while await heard.next() not in ("flood", f"flood: {FLOODING}"):
                 pass
 
     run(talk())

@@ -18,10 +18,8 @@ def test_a_free_port_is_none_to_talk_about() -> None:
 
 
 def test_a_taken_one_is_said_with_one_that_is_free() -> None:
-    with socket.socket() as other:
-        other.bind((HERE, 0))
-        other.listen()
-        port = other.getsockname()[1]
+    port = free_port()  # not the kernel's: those beside it go to anybody's connections
+    with socket.create_server((HERE, port)):
         with pytest.raises(PortError, match=f"port {port} is taken by another program") as caught:
             check(HERE, port, {})
         found = re.search(r"--port (\d+), which is free", str(caught.value))

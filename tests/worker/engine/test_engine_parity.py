@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,9 @@ from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVC
 from mlx_lm.utils import load_model, load_tokenizer
 
 from tests.models.fixtures import model_folder
+from tests.worker import proven
 from worker.contract import Draw
+from worker.engine import engine as engine_module
 from worker.engine.engine import BatchEngine
 
 MODELS = ("dense", "hybrid", "sliding")
@@ -41,6 +43,10 @@ def network(name: str) -> nn.Module:
     return load_model(model_folder(name))[0]
 
 
+def engine_of(name: str) -> BatchEngine:
+    return proven.engine(network, name)
+
+
 @cache
 def endless_tokenizer(name: str) -> Any:
     tokenizer = load_tokenizer(model_folder(name))
@@ -56,11 +62,17 @@ def alone(name: str, job: Job) -> list[int]:
     return [answer.token for answer in answers][: job.tokens]
 
 
-def play(engine: BatchEngine, jobs: Iterable[Job], rng: random.Random) -> dict[str, list[int]]:
-    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done."""
-    waiting = list(jobs)
-    prefilled: dict[str, int] = {}
-    by_name = {job.name: job for job in waiting}
+def play(
+    engine: BatchEngine,
+    jobs: Sequence[Job],
+    rng: random.Random,
+    prefilled: Mapping[str, int] | None = None,
+) -> dict[str, list[int]]:
+    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done.
+    `prefilled`: how much of their prompts has been run of those that are there already."""
+    prefilled = dict(prefilled or {})
+    waiting = [job for job in jobs if job.name not in prefilled]
+    by_name = {job.name: job for job in jobs}
     answers: dict[str, list[int]] = {}
     while waiting or prefilled or any(len(answers[n]) < by_name[n].tokens for n in answers):
         if waiting and rng.random() < 0.35:
@@ -82,6 +94,17 @@ def play(engine: BatchEngine, jobs: Iterable[Job], rng: random.Random) -> dict[s
     return answers
 
 
+def play_abreast(engine: BatchEngine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
+    """Run the jobs with all prompts side by side, in pieces of one length for all that go on so far."""
+    done, going = 0, [job for job in jobs if len(job.prompt) > 1]
+    while going:
+        width = min(rng.randint(1, 45), *(len(job.prompt) - 1 - done for job in going))
+        engine.prefill({job.name: job.prompt[done : done + width] for job in going})
+        done += width
+        going = [job for job in going if len(job.prompt) - 1 > done]
+    return play(engine, jobs, rng, prefilled={job.name: len(job.prompt) - 1 for job in jobs})
+
+
 def draw_jobs(rng: random.Random, draws: Iterable[Draw] = (GREEDY,)) -> list[Job]:
     """Prompts of one token, within the window and far beyond; short and long answers."""
     lengths = [1, 1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, *(rng.randint(3, 100) for _ in range(6))]
@@ -98,12 +121,28 @@ def draw_jobs(rng: random.Random, draws: Iterable[Draw] = (GREEDY,)) -> list[Job
     ]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, calls = random.Random(3), []
+    together = engine_module.prefill_abreast
+    monkeypatch.setattr(
+        engine_module, "prefill_abreast", lambda *given: calls.append(given) or together(*given)
+    )
+    jobs = draw_jobs(rng)[:6]
+    answers = play_abreast(engine_of(name), jobs, rng)
+    assert calls
+    for job in jobs:
+        assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
     rng = random.Random(seed)
     jobs = draw_jobs(rng)
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     assert engine.is_batchable
     answers = play(engine, jobs, rng)
     for job in jobs:
@@ -115,7 +154,7 @@ def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
 def test_rows_that_start_together_decode_past_the_window_together(name: str) -> None:
     rng = random.Random(7)
     jobs = [Job(f"{n}", tuple(rng.randrange(2000) for _ in range(n)), 80) for n in (1, 20, 33, 70)]
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     for job in jobs:
         if job.prompt[:-1]:
             engine.prefill({job.name: job.prompt[:-1]})
@@ -135,7 +174,7 @@ def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
         Draw(seed=3, temperature=1.5, top_k=40, min_p=0.02),
     ]
     jobs = draw_jobs(rng, draws)
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     together = play(engine, jobs, rng)
     for job in jobs:
         assert play(engine, [job], rng) == {job.name: together[job.name]}
@@ -146,8 +185,8 @@ def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
 def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
     draw = Draw(seed=9, temperature=1.0, top_p=0.95)
     job = Job("whole", (5, 6, 7, 8), 30, draw)
-    whole = play(BatchEngine(network("hybrid")), [job], random.Random(0))["whole"]
-    engine = BatchEngine(network("hybrid"))
+    whole = play(engine_of("hybrid"), [job], random.Random(0))["whole"]
+    engine = engine_of("hybrid")
     tokens = (*job.prompt, *whole[:13])
     engine.prefill({"rest": tokens[:-1]})
     engine.start("rest", tokens, len(job.prompt), draw)
@@ -155,7 +194,7 @@ def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
 
 
 def test_a_row_can_be_dropped_wherever_it_stands() -> None:
-    engine = BatchEngine(network("hybrid"))
+    engine = engine_of("hybrid")
     stays = Job("stays", (9, 8, 7), 12)
     engine.drop("nobody")
     engine.prefill({"prefilling": [1, 2, 3]})
@@ -187,7 +226,7 @@ def test_a_row_can_be_dropped_wherever_it_stands() -> None:
 
 
 def test_a_reset_engine_serves_on() -> None:
-    engine = BatchEngine(network("sliding"))
+    engine = engine_of("sliding")
     engine.prefill({"prefilling": [1, 2, 3]})
     for row in ("a", "b"):
         engine.start(row, [4], 1, Draw())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worker.engine.test_engine_parity import MODELS, Job, network, play
+from tests.worker.engine.test_engine_parity import MODELS, Job, engine_of, play
 from worker.contract import Draw, ThoughtLimit
 from worker.engine.engine import BatchEngine
 from worker.engine.sampling.forcing import ThoughtGuard
@@ -97,7 +97,7 @@ def test_a_call_that_begins_in_a_thought_is_not_broken_by_its_end() -> None:
 @pytest.mark.parametrize("draw", [Draw(), Draw(seed=4, temperature=1.0, repetition_penalty=1.1)])
 def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str, draw: Draw) -> None:
     prompt = (5, 6, 7, 8)
-    free = play(BatchEngine(network(name)), [Job("free", prompt, 40, draw)], random.Random(0))["free"]
+    free = play(engine_of(name), [Job("free", prompt, 40, draw)], random.Random(0))["free"]
     jobs = [Job("free", prompt, 40, draw)]
     for tokens in (1, 2, 9):
         opened = ThoughtLimit(tokens, opening=(1998,), closing=(1999, 10), is_open=True)
@@ -108,22 +108,34 @@ def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str,
         ]
     called = ThoughtLimit(5, opening=(1998,), closing=(1999, 10), is_open=True, calling=free[4])
     jobs.append(Job("called", prompt, 40, _with(draw, called)))
-    together = play(BatchEngine(network(name)), jobs, random.Random(1))
+    together = play(engine_of(name), jobs, random.Random(1))
     assert together["free"] == free == together["called"]
     first = free.index(free[3]) + 1
     for tokens in (1, 2, 9):
         opened_answer, begun_answer = together[f"opened{tokens}"], together[f"begun{tokens}"]
         assert opened_answer[: tokens + 2] == [*free[:tokens], 1999, 10]
         assert begun_answer[: first + tokens + 2] == [*free[: first + tokens], 1999, 10]
-    for job in jobs[1:]:
-        for cut in range(0, 20, 3):
-            engine = BatchEngine(network(name))
-            answer = together[job.name]
-            tokens_so_far = (*prompt, *answer[:cut])
-            engine.prefill({"r": tokens_so_far[:-1]})
-            engine.start("r", tokens_so_far, len(prompt), job.draw)
-            rest = [engine.step().tokens.get("r") for _ in range(15)][1:]
-            assert rest == answer[cut : cut + 14], (job.name, cut)
+    cuts = [(job, cut) for job in jobs[1:] for cut in range(0, 20, 3)]
+    alone = [[each] for each in cuts[::8]]  # of each job at another place
+    for begun in (cuts, *alone):
+        steps = _resume(engine_of(name), prompt, together, begun)
+        for number, (job, cut) in enumerate(begun):
+            rest = [tokens[str(number)] for tokens in steps]
+            assert rest == together[job.name][cut : cut + 14], (job.name, cut, len(begun))
+
+
+def _resume(
+    engine: BatchEngine,
+    prompt: tuple[int, ...],
+    answers: dict[str, list[int]],
+    begun: Sequence[tuple[Job, int]],
+) -> list[dict[str, int]]:
+    """What rows say next that have said so many tokens of their answers, by the number of each."""
+    for number, (job, cut) in enumerate(begun):
+        tokens = (*prompt, *answers[job.name][:cut])
+        engine.prefill({str(number): tokens[:-1]})
+        engine.start(str(number), tokens, len(prompt), job.draw)
+    return [dict(engine.step().tokens) for _ in range(15)][1:]
 
 
 def _with(draw: Draw, limit: ThoughtLimit) -> Draw:

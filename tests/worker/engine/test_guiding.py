@@ -25,6 +25,7 @@ from tests.worker.engine.test_engine_parity import (
     alone,
     draw_jobs,
     endless_tokenizer,
+    engine_of,
     network,
     play,
 )
@@ -68,7 +69,7 @@ def ruled_jobs(rng: random.Random, draws: Sequence[Draw] = (Draw(),)) -> list[Jo
 def test_greedy_rows_say_what_upstream_says_under_the_same_masks(name: str, seed: int) -> None:
     rng = random.Random(seed)
     jobs = ruled_jobs(rng)
-    answers = play(BatchEngine(network(name)), jobs, rng)
+    answers = play(engine_of(name), jobs, rng)
     for job in jobs:
         assert answers[job.name] == (held_alone if job.draw.grammar else alone)(name, job)
 
@@ -98,7 +99,7 @@ SAMPLED = [
 def test_sampled_rows_say_the_same_alone_in_a_batch_and_resumed(name: str) -> None:
     rng = random.Random(5)
     jobs = ruled_jobs(rng, SAMPLED)
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     together = play(engine, jobs, rng)
     for job in jobs:
         whole = together[job.name]
@@ -113,7 +114,7 @@ def test_sampled_rows_say_the_same_alone_in_a_batch_and_resumed(name: str) -> No
 
 def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[int]:
     """What a row says next that has answered so much."""
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     whole = (*job.prompt, *answered)
     if whole[:-1]:
         engine.prefill({"row": whole[:-1]})
@@ -125,7 +126,7 @@ def test_a_grammar_that_lets_everything_follow_changes_nothing() -> None:
     rng = random.Random(8)
     jobs = draw_jobs(rng, SAMPLED)
     free = [replace(job, draw=replace(job.draw, grammar=Free())) for job in jobs]
-    engine = BatchEngine(network("hybrid"))
+    engine = engine_of("hybrid")
     assert play(engine, jobs, random.Random(1)) == play(engine, free, random.Random(1))
 
 
@@ -151,7 +152,7 @@ def test_what_is_forced_stands_whatever_the_grammar_says_which_is_told_of_it() -
     draw = Draw(forced=(11, 12), thoughts=limit, grammar=grammar, seed=2, temperature=1.0)
     job = Job("row", (5, 6, 7), 30, draw)
     beside = [Job(f"{n}", (8, n), 20, replace(draw, thoughts=None, forced=())) for n in range(3)]
-    said = play(BatchEngine(network("sliding")), [job, *beside], random.Random(2))["row"]
+    said = play(engine_of("sliding"), [job, *beside], random.Random(2))["row"]
     assert said[:2] == [11, 12]
     assert said[5:7] == [1999, 10]
     guide = next(guide for _, guide in grammar.opened if guide.seen[:2] == [11, 12])
@@ -165,7 +166,7 @@ def test_what_is_forced_stands_whatever_the_grammar_says_which_is_told_of_it() -
 def test_the_likelihoods_that_are_reported_are_the_models_own() -> None:
     draw = Draw(logprobs=3)
     held = replace(draw, grammar=Multiples(1000))
-    engine = BatchEngine(network("dense"))
+    engine = engine_of("dense")
     for name, one in (("free", draw), ("held", held)):
         engine.start(name, (5,), 1, one)
     engine.step()
@@ -261,7 +262,7 @@ class Narrow(Rewrapped):
 
 
 def test_a_row_that_has_ended_is_not_failed_by_what_its_guide_makes_of_its_end() -> None:
-    engine = BatchEngine(network("dense"))
+    engine = engine_of("dense")
     engine.start("row", (5,), 1, Draw(grammar=Failing(2, "fill")))
     engine.start("stays", (5,), 1, Draw())
     steps = [engine.step() for _ in range(3)]
@@ -277,7 +278,7 @@ def test_a_grammar_that_does_not_open_fails_the_start() -> None:
         def open(self, answered: Sequence[int]) -> Free:
             raise Fault
 
-    engine = BatchEngine(network("dense"))
+    engine = engine_of("dense")
     with pytest.raises(Fault):
         engine.start("row", (5,), 1, Draw(grammar=Shut()))
     engine.drop("row")
@@ -356,7 +357,7 @@ def test_greedy_answers_to_schemas_are_upstreams_and_sampled_ones_parse(name: st
         for temperature in (0.0, 1.0)
     ]
     jobs += [Job(f"free {number}", (7, number), 40) for number in range(4)]
-    answers = play(BatchEngine(network(name)), jobs, rng)
+    answers = play(engine_of(name), jobs, rng)
     ended = 0
     for job in jobs:
         said = answers[job.name]

@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
+from tests.worker import proven
 from worker.contract import Draw, Likelihood, Targets
 from worker.engine import scoring
 from worker.engine.engine import BatchEngine
@@ -23,6 +24,10 @@ TOLERANCE = 1e-4
 @cache
 def network(name: str) -> nn.Module:
     return load_model(model_folder(name))[0]
+
+
+def engine_of(name: str) -> BatchEngine:
+    return proven.engine(network, name)
 
 
 def prompt_of(seed: int, length: int) -> tuple[int, ...]:
@@ -74,9 +79,9 @@ def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
 ) -> None:
     monkeypatch.setattr(scoring, "LOGITS_MAX", piece)
     prompt = prompt_of(1, 100)
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     check(name, prompt, scored(engine, "a", prompt, chunk, top=5), top=5)
-    plain = BatchEngine(network(name))
+    plain = engine_of(name)
     plain.prefill({"a": prompt[:-1]})
     assert answered(engine, "a", prompt, 12) == answered(plain, "a", prompt, 12)
 
@@ -84,7 +89,7 @@ def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
     prompts = {row: prompt_of(seed, 20 + seed) for seed, row in enumerate("abcd", start=1)}
-    engine, plain = BatchEngine(network(name)), BatchEngine(network(name))
+    engine, plain = engine_of(name), engine_of(name)
     targets = {"b": Targets(prompts["b"][1:], 0), "d": Targets(prompts["d"][1:], 2)}
     found = engine.prefill({row: prompt[:-1] for row, prompt in prompts.items()}, targets)
     assert found.keys() == {"b", "d"}
@@ -99,7 +104,7 @@ def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
 def test_only_the_end_of_a_chunk_may_be_asked_for(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "LOGITS_MAX", 10 * 2048)
     prompt = prompt_of(3, 61)
-    engine = BatchEngine(network("dense"))
+    engine = engine_of("dense")
     found = engine.prefill({"a": prompt[:-1]}, {"a": Targets(prompt[first:], 1)})["a"]
     check("dense", prompt, found, top=1, first=first)
 

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
+from tests.worker import proven
 from worker.contract import Draw, Piece
 from worker.engine.caches import stored
 from worker.engine.caches.gaps import hiding
@@ -26,6 +27,10 @@ Span = tuple[int, int]
 @cache
 def network(name: str) -> Any:
     return load_model(model_folder(name))[0]
+
+
+def engine_of(name: str) -> BatchEngine:
+    return proven.engine(network, name)
 
 
 def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
@@ -67,7 +72,7 @@ def begin(engine: BatchEngine, row: str, prompt: tuple[int, ...], spans: list[Sp
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> None:
-    engine = BatchEngine(network(name))
+    engine = engine_of(name)
     assert engine.can_leave_out
     rows: dict[str, tuple[tuple[int, ...], list[Span]]] = {
         "two": (prompt_of(1, 60), [(10, 24), (30, 41)]),
@@ -91,7 +96,7 @@ def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> Non
 
 
 def test_a_copy_begins_where_the_row_stands() -> None:
-    engine, prompt = BatchEngine(network("hybrid")), prompt_of(4, 40)
+    engine, prompt = engine_of("hybrid"), prompt_of(4, 40)
     engine.prefill({"a": prompt[:12]})
     engine.leave_out("a", 10)
     engine.prefill({"a": prompt[22:-1]})
@@ -104,7 +109,7 @@ def test_a_copy_begins_where_the_row_stands() -> None:
 
 
 def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
-    engine, prompt = BatchEngine(network("dense")), prompt_of(5, 30)
+    engine, prompt = engine_of("dense"), prompt_of(5, 30)
     engine.prefill({"a": prompt[:10]})
     engine.leave_out("a", 5)
     engine.drop("a")

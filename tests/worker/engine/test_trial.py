@@ -24,7 +24,7 @@ from worker.models.whole import load_network
 
 SPARSE = "family-minimax_m3_vl"
 
-ABLE = Abilities(together=True, padded=True, restorable=True, cut=True, ahead=True, sparse=True)
+ABLE = Abilities(together=True, padded=True, restorable=True, cut=True, ahead=True, sparse=True, abreast=True)
 
 
 class Silencing(nn.Module):

@@ -57,8 +57,13 @@ DRAFT_MODELS = (
     ("sliding", "sliding"),
     ("gpt_oss", "dense"),
     ("dense", "lfm2"),
+    ("dense", "dense_eagle3"),
+    ("dense", "dense_dflash"),
+    ("hybrid", "hybrid_eagle3"),
+    ("hybrid", "hybrid_dflash"),
 )
-"""Models and who drafts for them: itself, which is always right, or another one, which hardly is."""
+"""Models and who drafts for them: itself, which is always right, another one, which hardly is, or a drafter
+that was trained for it."""
 
 ALIKE = {
     "exaone4": "sliding",

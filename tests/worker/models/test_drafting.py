@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,20 +73,6 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_draft_is_refused(model: str, draft: str, words: str) -> None:
     folder = Path(draft) if "/" in draft else model_folder(draft)
     assert words in failure(model_folder(model), draft_model=str(folder))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "eagle3"},
-        {"model_type": "qwen3", "dflash_config": {}},
-        {"architectures": ["DFlashDraftModel"]},
-        {"model_type": "qwen3_5_mtp"},
-    ],
-)
-def test_trained_drafters_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    told = failure(model_folder("dense"), draft_model=str(copied(tmp_path, **config)))
-    assert "drafters trained for one model are not run" in told
 
 
 def test_weights_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

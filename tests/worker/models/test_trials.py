@@ -22,7 +22,7 @@ from worker.models.trials import FILES_MAX, Trials, key_of
 
 KEY = "0f" * 16
 _KEY = KEY.encode()
-PROVEN = Abilities(True, True, True, True, True, True)
+PROVEN = Abilities(True, True, True, True, True, True, True)
 
 
 def not_again() -> Abilities:
@@ -63,10 +63,10 @@ def test_without_a_folder_it_is_proven_each_time() -> None:
 
 
 REFUSED = (
-    Abilities(False, False, True, True, False, True, ("no batches: too much",)),
-    Abilities(True, True, True, False, True, True),
-    Abilities(True, True, True, True, False, True),
-    Abilities(True, True, True, True, True, True, ("a reason",)),
+    Abilities(False, False, True, True, False, True, False, ("no batches: too much",)),
+    Abilities(True, True, True, False, True, True, True),
+    Abilities(True, True, True, True, False, True, True),
+    Abilities(True, True, True, True, True, True, True, ("a reason",)),
 )
 
 

@@ -29,10 +29,12 @@ class Guesser:
     pass_s: float = 0.1 * STEP_S
     token_s: float = 0.01 * STEP_S
     share: float = 0.1
+    block: int = 1
     prompt: int = 0
     spent_s: float = 0.0
     reads: list[int] = field(default_factory=list)
     drafts: int = 0
+    longest: int = 0
     fails: bool = False
     _lengths: dict[str, int] = field(default_factory=dict)
     _dice: random.Random = field(default_factory=lambda: random.Random(8))
@@ -53,7 +55,9 @@ class Guesser:
             raise RuntimeError("broken")
         assert all(0 < len(tokens) <= LATE_MAX for tokens in news.values())
         self.drafts += 1
-        self.spent_s += self.pass_s * count
+        self.spent_s += self.pass_s * (count if self.block == 1 else 1)
+        count = count if self.block == 1 else min(count, self.block)
+        self.longest = max(self.longest, count)
         return {row: self._guesses(row, len(tokens), count) for row, tokens in news.items()}
 
     def _guesses(self, row: str, news: int, count: int) -> list[int]:
@@ -123,10 +127,12 @@ def _said(row: Row, drafted: Sequence[int], answer: Sequence[int]) -> Sequence[i
     return left[: right + 1]
 
 
-def house(skill: float, rows: int = 1, tokens: int = 300, prompt: int = 50, **costs: float) -> House:
+def house(
+    skill: float, rows: int = 1, tokens: int = 300, prompt: int = 50, block: int = 1, **costs: float
+) -> House:
     dice = random.Random(rows)
     answers = {str(row): [dice.randrange(1000, 10**6) for _ in range(tokens)] for row in range(rows)}
-    return House(Guesser(answers, skill, prompt=prompt, **costs))
+    return House(Guesser(answers, skill, prompt=prompt, block=block, **costs))
 
 
 def rows_of(house: House, prompt: int = 50) -> list[Row]:
@@ -181,6 +187,22 @@ def test_a_network_that_takes_too_long_is_not_asked() -> None:
     asked = played.guesser.drafts
     played.play(rows_of(played))
     assert played.guesser.drafts - asked < 10
+
+
+@pytest.mark.parametrize(("block", "pass_steps", "most"), [(7, 0.5, 7), (31, 2, 15)])
+def test_one_that_guesses_a_block_in_a_pass_is_asked_for_as_much_as_pays(
+    block: int, pass_steps: float, most: int
+) -> None:
+    played = house(0.97, tokens=1000, block=block, pass_s=pass_steps * STEP_S)
+    assert played.play(rows_of(played)) < 0.6
+    assert played.guesser.longest == most
+
+
+def test_blocks_that_are_wrong_are_not_asked_for() -> None:
+    played = house(0.1, tokens=1000, block=15, pass_s=0.5 * STEP_S)
+    for _ in range(3):
+        last = played.play(rows_of(played))
+    assert last < 1.02
 
 
 def test_what_has_not_paid_is_tried_again() -> None:

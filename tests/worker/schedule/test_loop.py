@@ -343,6 +343,31 @@ def test_prompts_that_fail_only_together_all_get_their_answers() -> None:
     assert house.engine.probes == 0
 
 
+def slow_house() -> House:
+    """Long prompts of which there is time for small pieces only, so that they are run side by side."""
+    house = House(prefill_tokens=64)
+
+    def take_long() -> None:
+        house.now += 2.0
+
+    house.engine.at = {("prefill", number): take_long for number in range(200)}
+    for id in ("one", "two", "three", "four"):
+        house.submit(id, 5, 6, prompt=100)
+    return house
+
+
+def test_prompts_that_fail_side_by_side_are_run_again_from_their_beginnings() -> None:
+    calm, house = slow_house(), slow_house()
+    calm.run()
+    failing = max(number for number, group in enumerate(calm.engine.groups) if len(group) > 1)
+    house.engine.at["prefill", failing] = breaking("side by side")
+    house.run()
+    together = calm.engine.groups[failing]
+    again = [[id] for id in together]
+    assert house.engine.groups[failing : failing + 1 + len(together)] == [together, *again]
+    assert all(house.text(id) == "<5><6>" for id in ("one", "two", "three", "four"))
+
+
 @pytest.mark.parametrize("kind", ["prefill", "start"])
 def test_no_client_ends_the_thread_with_prompts_of_its_own(kind: str) -> None:
     house = House(rows_max=1)

@@ -234,7 +234,7 @@ def test_whatever_was_measured_a_prompt_gets_on_and_no_bound_is_passed(
     pace = Pace(target_s=TARGET_S, tokens_max=tokens_max)
     largest = 0
     for seconds, decoded, calls, tokens in history:
-        work = Work(calls, tokens * calls, float(tokens * tokens * calls))
+        work = Work(calls, tokens, tokens * calls, float(tokens * tokens * calls))
         pace.learn(seconds, decoded=decoded, work=work)
         largest = max(largest, tokens * calls)
     assert math.isfinite(pace.seconds(Work.call(3, 1000, 1000)))
@@ -362,3 +362,28 @@ def test_all_but_a_few_steps_keep_to_the_target_however_busy_the_machine(spread:
     assert sum(late[500:]) / len(late[500:]) <= 2 * LATE_SHARE
     # And a quiet one is made use of: sizes are few, so not all of it.
     assert sum(spent[500:]) / len(spent[500:]) > (0.7 if spread == 0.0 else 0.45) * TARGET_S
+
+
+# --- several rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("column", "token"), [(1e-3, 0.0), (4e-4, 3e-4), (0.0, 1e-3)])
+def test_what_further_rows_take_is_learned(column: float, token: float) -> None:
+    rng = random.Random(1)
+    pace = Pace(target_s=TARGET_S, tokens_max=2048)
+    for _ in range(60):
+        work = Work.call(rng.choice((1, 1, 2, 4, 8)), rng.choice((32, 64, 128)), 0)
+        took = 0.003 + column * work.width + token * work.tokens
+        pace.learn(took * rng.lognormvariate(0, 0.05), decoded=False, work=work)
+    for rows in (1, 4, 16):
+        work = Work.call(rows, 64, 0)
+        took = 0.003 + column * work.width + token * work.tokens
+        assert pace.seconds(work) == pytest.approx(took, rel=0.35)
+
+
+def test_calls_of_one_row_say_nothing_of_further_ones() -> None:
+    pace = Pace(target_s=TARGET_S, tokens_max=2048)
+    for _ in range(20):
+        pace.learn(0.002 + 1e-3 * 64, decoded=False, work=Work.call(1, 64, 0))
+    four = pace.seconds(Work.call(4, 16, 0))
+    assert four == pytest.approx(pace.seconds(Work.call(1, 64, 0)), rel=0.01)

@@ -30,7 +30,7 @@ class Weighing:
 
     dropped: list[str] = field(default_factory=list)
 
-    share = 0.1
+    share, block = 0.1, 1
 
     def knows(self, row: str) -> bool:
         return True

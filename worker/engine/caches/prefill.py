@@ -1,4 +1,5 @@
-"""Several short prompts in one forward pass, padded on the right, on upstream's batch caches."""
+"""Several prompts in one forward pass, on upstream's batch caches: whole and padded on the right, or a piece
+of each."""
 
 from __future__ import annotations
 
@@ -10,21 +11,30 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.caches.batch import RowCaches
 
+Chunks = Mapping[str, Sequence[int]]
 
-def prefill_together(model: nn.Module, prompts: Mapping[str, Sequence[int]]) -> dict[str, RowCaches]:
+
+def prefill_together(model: nn.Module, prompts: Chunks) -> dict[str, RowCaches]:
     """Each row's own caches after its prompt, lazily. No row may have been run before.
 
     Raises what upstream's caches raise where they cannot leave padding out.
     """
-    lengths = [len(tokens) for tokens in prompts.values()]
+    return prefill_abreast(model, prompts, {row: make_prompt_cache(model) for row in prompts})
+
+
+def prefill_abreast(
+    model: nn.Module, chunks: Chunks, before: Mapping[str, RowCaches]
+) -> dict[str, RowCaches]:
+    """The same of rows that have been run `before`: all up to one position, and by chunks of one length."""
+    lengths = [len(tokens) for tokens in chunks.values()]
     longest = max(lengths)
     padding = [longest - length for length in lengths]
-    single = [make_prompt_cache(model) for _ in prompts]
-    caches = [layer[0].merge(list(layer)) for layer in zip(*single, strict=True)]
+    layers = zip(*(before[row] for row in chunks), strict=True)
+    caches = [layer[0].merge(list(layer)) for layer in layers]
     for cache in caches:
         cache.prepare(lengths=lengths, right_padding=padding)
-    padded = [[*tokens, *[0] * pad] for tokens, pad in zip(prompts.values(), padding, strict=True)]
+    padded = [[*tokens, *[0] * pad] for tokens, pad in zip(chunks.values(), padding, strict=True)]
     model(mx.array(padded, mx.uint32), cache=caches)
     for cache in caches:
         cache.finalize()
-    return {row: [cache.extract(index) for cache in caches] for index, row in enumerate(prompts)}
+    return {row: [cache.extract(index) for cache in caches] for index, row in enumerate(chunks)}

@@ -22,7 +22,7 @@ from worker.engine.caches import stored
 from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.gaps import gapped, hiding
-from worker.engine.caches.prefill import prefill_together
+from worker.engine.caches.prefill import prefill_abreast, prefill_together
 
 Prompt = tuple[int, ...]
 
@@ -63,8 +63,9 @@ class Abilities:
     be run together, too. `restorable`: a row that is made again of what was stored goes on as it did. `cut`:
     a prompt can be run in pieces of any length. `ahead`: rows can be fed unequal numbers of tokens in one
     step, and take some of them back. `sparse`: a prompt can be run with parts of it left out, each of the
-    others where it stands. `reasons`: for what is not so, but for `sparse`, which only those miss who ask for
-    it."""
+    others where it stands. `abreast`: pieces of prompts that stand at one position can be run together.
+    `reasons`: for what is not so, but for `sparse` and `abreast`: only those miss the one who ask for it, the
+    other makes nothing but time."""
 
     together: bool
     padded: bool
@@ -72,6 +73,7 @@ class Abilities:
     cut: bool
     ahead: bool
     sparse: bool
+    abreast: bool
     reasons: tuple[str, ...] = ()
 
 
@@ -107,7 +109,8 @@ def find_abilities(stage: Stage, agree: Callable[[bool], bool] = bool, *, alike:
     ahead = padded and can("no drafts", trial.run_ahead)
     found = tuple(reasons)
     sparse = restorable and can("no part of a prompt left out", trial.leave_out)
-    return Abilities(together, padded, restorable, cut, ahead, sparse, found)
+    abreast = padded and can("pieces of prompts run apart", trial.prefill_abreast)
+    return Abilities(together, padded, restorable, cut, ahead, sparse, abreast, found)
 
 
 class _Trial:
@@ -132,6 +135,16 @@ class _Trial:
         prompts = self._prompts[1::2] + self._prompts[-1:]
         padded = prefill_together(self._model, {str(len(prompt)): prompt for prompt in prompts})
         self._decode(list(padded.values()), prompts, self._alone[1::2] + self._alone[-1:])
+
+    def prefill_abreast(self) -> None:
+        """The two long rows in pieces of the same lengths, as far as both go."""
+        prompts = {"shorter": self._prompts[-2], "longer": self._long}
+        rows: dict[str, RowCaches] = {name: make_prompt_cache(self._model) for name in prompts}
+        for first, last in ((0, self._piece), (self._piece, self._stop)):
+            chunks = {name: prompt[first:last] for name, prompt in prompts.items()}
+            rows = prefill_abreast(self._model, chunks, rows)
+        self._run(rows["longer"], self._long[self._stop :])
+        self._decode(list(rows.values()), list(prompts.values()), self._alone[-2:])
 
     def restore(self) -> None:
         """The long row again, of what is stored of one that went beyond the threshold."""

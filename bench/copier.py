@@ -1,0 +1,202 @@
+"""Models that rewrite what they are told, as an agent rewrites a file: weights set by hand, nothing trained.
+
+Two attention layers do it. The first has a head for each of the last three tokens, which rotary positions
+find by their distance; each puts that token's code beside the token itself. The second looks for the place
+where the same three came before, and says what followed there: an induction head of three tokens. Some
+tokens are said as others, which look like them to who looks for what came before: one of so many is
+rewritten, and what comes next is right again. All other layers are random and faint: they cost what they
+cost, and change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bench.drafters import FAINT
+from bench.models import CONTEXT, words
+from tests.models.fixtures import model_folder
+from tests.models.tokenizer import train_tokenizer
+from tests.models.weights import draw_weights
+
+WIDTH = 256
+INNER = 768
+CODE = 40
+"""Components of a token's code."""
+HEAD = 64
+SEEN = 3
+"""Tokens before that are looked for."""
+REWRITTEN_EVERY = 40
+"""Of so many words two are each said as the other."""
+SHARP = 10.0
+"""Of queries and of keys: scores are their product times eight times a cosine."""
+LOUD = 6.0
+_OWN = (SEEN + 1) * CODE
+_SAID = _OWN + CODE
+_CONSTANT = _SAID + CODE
+"""Where each token's embedding has a one. Before it lie what a token looks like, what those before looked
+like, its own code, and that of what is said."""
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An architecture. `turning`: components of a head that rotary positions turn. `still`: those that they
+    leave alone, or turn by next to nothing within a prompt. `looks`, `finds`: the two layers. `gate`: by what
+    an attention layer's output is multiplied when its gate is fed nothing."""
+
+    base: str
+    prefix: str
+    layers: int
+    turning: int
+    theta: float
+    still: tuple[int, ...]
+    looks: int
+    finds: int
+    gate: float = 1.0
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        if self.turning == HEAD:
+            return {"rope_theta": self.theta}
+        sections = {"mrope_section": [3, 3, 2], "partial_rotary_factor": self.turning / HEAD}
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": self.theta, **sections}}
+
+
+_SLOW = 12
+"""Of 32 frequencies from 1 to 1e-12, the first that turns less than a tenth of a radian in 4,000 tokens."""
+_STILL = (*range(_SLOW, 32), *range(32 + _SLOW, 64))
+DENSE = Kind("dense", "model.", 8, HEAD, 1e12, _STILL, 0, 1)
+HYBRID = Kind("hybrid", "language_model.model.", 8, 16, 1e4, tuple(range(16, 16 + CODE)), 3, 7, 0.5)
+SMALL = Kind("dense", "model.", 2, HEAD, 1e12, _STILL, 0, 1)
+"""The two layers alone."""
+KINDS = {"dense": DENSE, "hybrid": HYBRID}
+
+
+def copier(kind: Kind) -> Path:
+    """Its folder, made anew."""
+    folder = Path(tempfile.mkdtemp(prefix=f"bench-copier-{kind.base}-")) / "model"
+    source = model_folder(kind.base)
+    # One tokenizer for all: a draft model's must be the model's.
+    shutil.copytree(model_folder("dense"), folder)
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    text = config.get("text_config", config)
+    text |= {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": kind.layers, **kind.rope}
+    text |= {"max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
+    config["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    weights = draw_weights(config, train_tokenizer(), 0)
+    _hush(weights)
+    _teach(weights, kind, folder)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+def file_text(folder: Path, tokens: int, seed: int) -> str:
+    """A request to rewrite a file of so many words, each a token: it begins as the answer does, so that its
+    first word is what follows there."""
+    known, draw = words(folder), random.Random(seed)
+    return "assistant\n" + "".join(f" {draw.choice(known)}" for _ in range(tokens))
+
+
+def _hush(weights: dict[str, mx.array]) -> None:
+    for name in weights:
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            weights[name] *= FAINT / 3
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            weights[name] = mx.ones_like(weights[name])
+
+
+def _teach(weights: dict[str, mx.array], kind: Kind, folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    count = weights[f"{kind.prefix}embed_tokens.weight"].shape[0]
+    codes = draw.normal(size=(2, count, CODE))
+    looks, own = codes / np.linalg.norm(codes, axis=2, keepdims=True)
+    others = _rewritten(count, folder)
+    embedded, said = np.zeros((count, WIDTH)), np.zeros((count, WIDTH))
+    embedded[:, :CODE] = looks[np.minimum(others, np.arange(count))]
+    embedded[:, _OWN:_SAID], embedded[:, _CONSTANT] = own, 1
+    said[:, _SAID:_CONSTANT] = LOUD * own[others]
+    weights[f"{kind.prefix}embed_tokens.weight"] = _array(embedded)
+    [head] = [name for name in weights if name.endswith("lm_head.weight")]
+    weights[head] = _array(said)
+    layer = f"{kind.prefix}layers.{{}}.self_attn."
+    _looking(weights, layer.format(kind.looks), kind)
+    _finding(weights, layer.format(kind.finds), kind, draw)
+
+
+def _rewritten(count: int, folder: Path) -> NDArray[np.int64]:
+    """Whose own code makes each token be said: one word of so many is said as the next, and the other way."""
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [vocabulary.token_to_id(f"Ġ{word}") for word in words(folder)]
+    some, others = ids[:-1:REWRITTEN_EVERY], ids[1::REWRITTEN_EVERY]
+    order = np.arange(count)
+    order[some], order[others] = others, some
+    return order
+
+
+def _looking(weights: dict[str, mx.array], layer: str, kind: Kind) -> None:
+    """Heads that put the codes of the tokens before where the model's next one finds them."""
+    pairs = kind.turning // 2
+    turns = kind.theta ** (-np.arange(pairs) / pairs)
+    queries, keys, values, out = _blank(weights, layer)
+    keys[:, :pairs, _CONSTANT] = 1
+    values[:, :CODE, :CODE] = np.eye(CODE)
+    for back in range(SEEN):
+        queries[back, :pairs, _CONSTANT] = np.cos(turns * (back + 1))
+        queries[back, pairs : 2 * pairs, _CONSTANT] = -np.sin(turns * (back + 1))
+        place = (back + 1) * CODE
+        # Two codes and the constant, a one each: norms make so much of them.
+        out[place : place + CODE, back, :CODE] = np.eye(CODE) / (kind.gate * np.sqrt(WIDTH / 3))
+    _put(weights, layer, queries, keys, values, out)
+
+
+def _finding(weights: dict[str, mx.array], layer: str, kind: Kind, draw: np.random.Generator) -> None:
+    """A head that looks for where the same tokens came before, and says what came next."""
+    queries, keys, values, out = _blank(weights, layer)
+    still = list(kind.still[:CODE])
+    for back in range(SEEN):
+        mixed = np.linalg.qr(draw.normal(size=(CODE, CODE)))[0]
+        queries[0, still, back * CODE : (back + 1) * CODE] = mixed
+        keys[0, still, (back + 1) * CODE : (back + 2) * CODE] = mixed
+    values[0, :CODE, _OWN:_SAID] = np.eye(CODE)
+    out[_SAID:_CONSTANT, 0, :CODE] = np.eye(CODE) / (kind.gate * np.sqrt(WIDTH / (SEEN + 3)))
+    _put(weights, layer, queries, keys, values, out)
+
+
+def _blank(weights: dict[str, mx.array], layer: str) -> tuple[Floats, Floats, Floats, Floats]:
+    """Zeros for queries, keys and values, [heads, HEAD, WIDTH], and what leads out, [WIDTH, heads, HEAD]."""
+    outer = weights[f"{layer}o_proj.weight"].shape[1] // HEAD
+    inner = weights[f"{layer}k_proj.weight"].shape[0] // HEAD
+    shapes = (outer, HEAD, WIDTH), (inner, HEAD, WIDTH), (inner, HEAD, WIDTH), (WIDTH, outer, HEAD)
+    queries, keys, values, out = (np.zeros(shape, np.float32) for shape in shapes)
+    return queries, keys, values, out
+
+
+def _put(
+    weights: dict[str, mx.array], layer: str, queries: Floats, keys: Floats, values: Floats, out: Floats
+) -> None:
+    heads = len(queries)
+    if weights[f"{layer}q_proj.weight"].shape[0] == 2 * heads * HEAD:  # a gate behind each query
+        queries = np.concatenate([queries, np.zeros_like(queries)], axis=1)
+    weights[f"{layer}q_proj.weight"] = _array(queries.reshape(-1, WIDTH))
+    weights[f"{layer}k_proj.weight"] = _array(keys.reshape(-1, WIDTH))
+    weights[f"{layer}v_proj.weight"] = _array(values.reshape(-1, WIDTH))
+    weights[f"{layer}o_proj.weight"] = _array(out.reshape(WIDTH, -1))
+    for name in ("q_norm", "k_norm"):
+        weights[f"{layer}{name}.weight"] = mx.full((HEAD,), SHARP)
+
+
+def _array(values: NDArray[Any]) -> mx.array:
+    return mx.array(values.astype(np.float32))

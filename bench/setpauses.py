@@ -1,0 +1,191 @@
+"""What `kill -9` costs the streams of a model that two processes run, beside those of one process: by turns.
+
+    python -m bench.setpauses [--kills 8] [--model dense] [--sides alone,spare,set]
+
+Three `serve` with the same model: one process, one process with a spare, and a set of two ranks over the ring
+on loopback. Sixteen greedy streams are under way when a process is killed; of the set each rank in turn. The
+pause of a stream is the time from its last text before the next worker's first to that one; all texts must
+be those of an undisturbed run. Then where the time goes: until the gateway hears of the next worker, until
+that one is ready, and the parts of its start, as it tells them; of a set also until its other ranks are
+there, and have read and tried their parts, as its log has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bench.models import bench_folder
+from bench.pauses import KILL_AFTER_S_MAX, Side, pauses_after, serving, streaming
+from bench.processes import START_S_MAX, socket_folder
+from bench.timing import percentile, print_table
+from tests.ports import free_ports
+
+RANKS = 2
+SIDES = "alone", "spare", "set"
+LOOK_S = 0.02
+STEPS = "heard of", "ready", "first text", "last text"
+MILESTONES = {"other ranks there": " is there: ", "joined, read and tried": " follows"}
+"""Of a set, and what its log says then."""
+
+
+@dataclass
+class Case:
+    """One side, and what was found. Seconds since each kill."""
+
+    name: str
+    side: Side
+    heard: list[float] = field(default_factory=list)
+    ready: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """Of the worker that came, with its other ranks, until all streams went on."""
+
+    milestones: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[list[float]]:
+        """As `STEPS` names them."""
+        return [self.heard, self.ready, self.first, self.last]
+
+
+@contextlib.contextmanager
+def opened(name: str, model: Path) -> Iterator[Case]:
+    """A `serve`, ready."""
+    flags = [f"--model={model}"]
+    with socket_folder() as folder:
+        if name == "set":
+            hosts = folder / "hosts.json"
+            hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * RANKS))
+            flags += [f"--hosts={hosts}", "--split=tensor", f"--hosts-port={free_ports(RANKS)[0]}"]
+            flags += ["--log-format=json"]
+        with serving(int(name == "spare"), 1, flags, folder) as (side, _):
+            yield Case(name, side)
+
+
+async def kill(case: Case, rank: int, dice: random.Random) -> None:
+    """A rank; of one process that one."""
+    side = case.side
+    side.wait_for_spare()
+    worker = psutil.Process(side.worker()["pid"])
+    struck = worker.children()[rank - 1] if rank and case.name == "set" else worker
+    async with streaming(side) as answers:
+        await asyncio.sleep(dice.uniform(0, KILL_AFTER_S_MAX))
+        at, clock = time.perf_counter(), time.time()
+        struck.kill()
+        said = {id(answer): len(answer.pieces) for answer in answers if not answer.tokens}
+        struck_by = [answer for answer in answers if id(answer) in said]
+        new = await asyncio.to_thread(_watch, case, worker.pid, at)
+        while any(  # noqa: ASYNC110 - of any of them
+            len(answer.pieces) <= said[id(answer)] and not answer.tokens for answer in struck_by
+        ):
+            await asyncio.sleep(LOOK_S)
+        case.cpu_s.append(_cpu_s(new))
+    side.pauses += pauses_after(struck_by, at)
+    resumed = [
+        max(itertools.pairwise(answer.pieces), key=lambda pair: pair[1] - pair[0])[1] for answer in struck_by
+    ]
+    if case.name == "set":
+        for name, words in MILESTONES.items():
+            case.milestones.setdefault(name, []).append(_logged(side.log, words, clock) - clock)
+    case.first.append(min(resumed) - at)
+    case.last.append(max(resumed) - at)
+    side.parts.append(side.worker()["start_s"])
+
+
+def _watch(case: Case, old: int, at: float) -> int:
+    """Until another worker is ready: its process id."""
+    heard = None
+    while time.perf_counter() - at < START_S_MAX:
+        for worker in case.side.status()["workers"]:
+            if worker["pid"] == old:
+                continue
+            heard = heard or time.perf_counter() - at
+            if worker["state"] == "ready":
+                case.heard.append(heard)
+                case.ready.append(time.perf_counter() - at)
+                return int(worker["pid"])
+        time.sleep(LOOK_S)
+    raise TimeoutError(f"no worker was ready: {case.side.log}")
+
+
+def _logged(log: Path, words: str, since: float) -> float:
+    """When a line of the log had these words, by its own clock, the first time since then."""
+    lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    return next(line["time"] for line in lines if line["time"] > since and words in line["message"])
+
+
+def _cpu_s(pid: int) -> float:
+    first = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (first, *first.children(recursive=True)))
+
+
+async def run(cases: Sequence[Case], kills: int) -> None:
+    dice = random.Random(1)
+    for case in cases:
+        async with streaming(case.side):  # these texts are the right ones
+            pass
+    for number in range(kills):
+        for case in cases if number % 2 else [*reversed(cases)]:
+            await kill(case, number % RANKS, dice)
+            print(f"kill {number + 1}: {case.name} {case.last[-1]:.1f} s", file=sys.stderr, flush=True)
+
+
+def report(cases: Sequence[Case]) -> None:
+    base = statistics.median(cases[0].side.pauses)
+    rows = [
+        [
+            case.name,
+            *(f"{1000 * percentile(case.side.pauses, each):,.0f}" for each in (50, 90, 100)),
+            f"{statistics.median(case.side.pauses) / base:.2f}",
+            f"{statistics.median(case.cpu_s):.1f}",
+        ]
+        for case in cases
+    ]
+    wrong = ", ".join(f"{case.name} {case.side.wrong}" for case in cases)
+    legend = f"Milliseconds. {len(cases[0].ready)} kills of each; wrong or failed: {wrong}."
+    columns = ["", "median", "p90", "most", f"over {cases[0].name}", "CPU s of the next worker"]
+    print_table("Pauses of 16 streams", columns, rows, legend)
+    rows = [[case.name, *(f"{1000 * statistics.median(each):,.0f}" for each in case.steps)] for case in cases]
+    print_table("From a kill until", ["", *STEPS], rows, "Medians in milliseconds.")
+    for case in cases:
+        told = [f"{name} {1000 * statistics.median(found):,.0f}" for name, found in case.milestones.items()]
+        if told:
+            print(f"From a kill until, {case.name}: {', '.join(told)}\n")
+    names = list(dict.fromkeys(name for case in cases for parts in case.side.parts for name in parts))
+    rows = [[name, *(_part(case.side, name) for case in cases)] for name in names]
+    print_table("A start, part by part", ["", *(case.name for case in cases)], rows, "The same.")
+
+
+def _part(side: Side, name: str) -> str:
+    return f"{1000 * statistics.median([parts.get(name, 0.0) for parts in side.parts]):,.0f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--model", default="dense")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    asked = parser.parse_args(arguments)
+    model = bench_folder(asked.model)
+    with contextlib.ExitStack() as stack:
+        cases = [stack.enter_context(opened(name, model)) for name in asked.sides.split(",")]
+        asyncio.run(run(cases, asked.kills))
+        report(cases)
+
+
+if __name__ == "__main__":
+    main()
