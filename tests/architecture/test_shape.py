@@ -31,6 +31,7 @@ BOUNDARIES = {
     "worker/schedule/loop.py",
     "worker/grammars/compiler.py",
     "worker/line/pool.py",
+    "worker/schedule/recall.py",
     "worker/schedule/store.py",
     "worker/line/modelthread.py",
     "worker/models/load.py",

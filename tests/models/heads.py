@@ -36,9 +36,7 @@ def make_heads(folder: Path) -> Path:
     text["rope_parameters"]["mrope_section"] = [3, 3, 2]
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     network, _ = load_model(folder)
-    weights = dict(mx.load(str(folder / "model.safetensors")).items())
-    heads = {f"mtp.{name}": array for name, array in _weights(network, text).items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights | heads, metadata={"format": "mlx"})
+    _add(folder, text, _fitted(network))
     return folder
 
 
@@ -52,6 +50,22 @@ def make_untied(folder: Path) -> Path:
     weights["language_model.lm_head.weight"] = weights["language_model.model.embed_tokens.weight"]
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
+
+
+def make_unfitted_heads(folder: Path) -> None:
+    """Add such a layer, of random weights only, to the Qwen3.5 in `folder`."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    text["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    size = text["hidden_size"]
+    _add(folder, text, _FAINT * mx.random.normal((size, 2 * size), key=mx.random.key(6)))
+
+
+def _add(folder: Path, text: dict[str, Any], mixing: mx.array) -> None:
+    weights = dict(mx.load(str(folder / "model.safetensors")).items())
+    heads = {f"mtp.{name}": array for name, array in _weights(text, mixing).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights | heads, metadata={"format": "mlx"})
 
 
 def answer_of(network: Any, prompt: tuple[int, ...], tokens: int = ANSWER_TOKENS) -> list[int]:
@@ -69,7 +83,7 @@ def hidden_of(network: Any, tokens: list[int]) -> mx.array:
     return hidden
 
 
-def _weights(network: Any, text: dict[str, Any]) -> dict[str, mx.array]:
+def _weights(text: dict[str, Any], mixing: mx.array) -> dict[str, mx.array]:
     size, heads, groups = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
     each, inner = text["head_dim"], text["intermediate_size"]
     shapes = {
@@ -90,7 +104,7 @@ def _weights(network: Any, text: dict[str, Any]) -> dict[str, mx.array]:
     layers = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm")
     weights |= {f"{name}.weight": mx.ones(size) for name in (*norms, *layers)}
     weights |= {f"layers.0.self_attn.{name}_norm.weight": mx.ones(each) for name in "qk"}
-    return weights | {"fc.weight": _fitted(network)}
+    return weights | {"fc.weight": mixing}
 
 
 def _fitted(network: Any) -> mx.array:

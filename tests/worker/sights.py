@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -100,7 +100,13 @@ def open_row(engine: Engine, job: Job) -> None:
         engine.show(job.name, job.prompt, job.request.pictures)
 
 
-def play(engine: Engine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
+Draft = Callable[[str, Sequence[int]], Sequence[int]]
+"""What a job may say behind what it has answered."""
+
+
+def play(
+    engine: Engine, jobs: Sequence[Job], rng: random.Random, draft: Draft = lambda job, answered: ()
+) -> dict[str, list[int]]:
     """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done."""
     waiting, prefilled = list(jobs), dict[str, int]()
     by_name = {job.name: job for job in waiting}
@@ -120,9 +126,11 @@ def play(engine: Engine, jobs: Sequence[Job], rng: random.Random) -> dict[str, l
                 chunk = job.prompt[done : min(done + rng.randint(1, 40), len(job.prompt) - 1)]
                 engine.prefill({name: chunk})
                 prefilled[name] += len(chunk)
-        for name, token in engine.step().tokens.items():
-            answers[name].append(token)
-            if len(answers[name]) == by_name[name].tokens:
+        step = engine.step({name: draft(name, said) for name, said in answers.items()})
+        for name, token in step.tokens.items():
+            answers[name] += [token, *(drawn.token for drawn in step.further.get(name, ()))]
+            if len(answers[name]) >= by_name[name].tokens:
+                del answers[name][by_name[name].tokens :]
                 engine.drop(name)
     return answers
 

@@ -42,7 +42,7 @@ from worker.engine.sampling.row import Row
 from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.sight import Sight
-from worker.engine.trees import arrays_of, held_bytes
+from worker.engine.trees import held_bytes
 from worker.guides import Foreseen
 from worker.pictures import Blob, Picture
 
@@ -190,11 +190,7 @@ class BatchEngine:
     def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
         """See `contract.Engine`."""
         source, place = self._source(row)
-        columns = [stored.columns_of(source, place, first, last) for first, last in runs]
-        state = stored.states_of(source, place) if states else None
-        mx.eval([arrays_of(held.layers) for held, _ in columns], arrays_of(state and state.layers))
-        cuts = [Cut(held, held.nbytes, whole_from) for held, whole_from in columns]
-        return cuts, None if state is None else Cut(state, state.nbytes)
+        return stored.cuts_of(source, place, runs, states=states)
 
     def _source(self, row: str) -> tuple[RowCaches | Batch, int]:
         """Where a row's caches are, and its place in them."""

@@ -74,10 +74,13 @@ class Flock:
     def take(self, name: str) -> Seat:
         """A row's own; it is here no longer."""
         place = self.names.index(name)
-        caches = self._batch.extract(place, self._fresh())
-        seat = Seat(caches, self._batch.lengths[place], self._bases[place])
+        seat = Seat(self.copied(name), self._batch.lengths[place], self._bases[place])
         self.leave(name)
         return seat
+
+    def copied(self, name: str) -> RowCaches:
+        """A row's own caches, detached from those of the others."""
+        return self._batch.extract(self.names.index(name), self._fresh())
 
     def leave(self, name: str) -> None:
         """A row goes."""
@@ -200,6 +203,16 @@ class Flocks:
         self._network.think(fed, heard, positions, seat.caches)
         mx.eval([cache.state for cache in seat.caches])
         seat.length += len(tokens)
+
+    def restore(self, row: str, caches: RowCaches, length: int) -> None:
+        """A row that has read so many tokens; what was of it is forgotten."""
+        self.drop(row)
+        self._own[row] = Seat(caches, length)
+
+    def copied(self, row: str) -> RowCaches:
+        """The caches of a row that has read something, or copies of them."""
+        flock = self._flock(row)
+        return self.own(row) if flock is None else flock.copied(row)
 
     def own(self, row: str) -> RowCaches:
         """The caches of a row that has read something, and guessed nothing yet."""

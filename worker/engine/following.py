@@ -10,6 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from worker.contract import Cut, Piece
+from worker.engine.caches import stored
 from worker.engine.caches.cost import row_cost
 from worker.engine.flock import Flocks
 from worker.engine.weighing import can_weigh, weighing
@@ -21,13 +23,16 @@ class Followers:
     block = 1
     keeps = True
 
-    def __init__(self, model: nn.Module, share: float, vocabulary: int) -> None:
-        """`model`: its rows can be fed ahead. `vocabulary`: it knows so many tokens."""
+    def __init__(self, model: nn.Module, share: float, vocabulary: int, *, restorable: bool = True) -> None:
+        """`model`: its rows can be fed ahead. `vocabulary`: it knows so many tokens. `restorable`: what is
+        stored of its rows can be restored."""
         self.share = share
         self._model = model
         self._last_known = vocabulary - 1
         self._cost = row_cost(model)
         self._flocks = Flocks(self, partial(make_prompt_cache, model))
+        self.shape = stored.shape_of(make_prompt_cache(model)) if restorable else None
+        """As `contract.Engine.shape`."""
         self.can_weigh = can_weigh(make_prompt_cache(model))
         """Whether `weigh` can be asked."""
         self._weighing: dict[str, Iterator[Any]] = {}
@@ -70,6 +75,17 @@ class Followers:
             return None
         del self._weighing[row]
         return list(weights.tolist())
+
+    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+        """As `contract.Engine.cut`, of what the row has read."""
+        return stored.cuts_of(self._flocks.copied(row), 0, runs, states=states)
+
+    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+        """As `contract.Engine.restore`."""
+        caches = make_prompt_cache(self._model)
+        stored.rebuild(caches, pieces, states)
+        mx.eval([cache.state for cache in caches])
+        self._flocks.restore(row, caches, pieces[-1].first + pieces[-1].count)
 
     def drop(self, row: str) -> None:
         """See `Drafter`."""

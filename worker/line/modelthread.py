@@ -29,6 +29,7 @@ from worker.schedule.following import Following
 from worker.schedule.loop import Loop
 from worker.schedule.pace import Pace
 from worker.schedule.publisher import Publisher
+from worker.schedule.recall import Recall
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sparse import Thinning
 from worker.schedule.store import Limits, open_store
@@ -144,7 +145,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=AdmissionWindow(settings.admission_window_s),
             counters=self.counters,
-            drafting=_drafting(settings, model),
+            drafting=_drafting(settings, model, store.recall if store else None),
             thinning=_thinning(settings, model),
             device_memory=self._device_memory,
         )
@@ -186,9 +187,9 @@ def _thinning(settings: WorkerSettings, model: Model) -> Thinning:
     )
 
 
-def _drafting(settings: WorkerSettings, model: Model) -> Drafting:
+def _drafting(settings: WorkerSettings, model: Model, recall: Recall | None) -> Drafting:
     # Whoever names a draft model wants drafts.
     wish = settings.speculation or ("auto" if settings.draft_model else "off")
     drafter = model.engine.drafter
-    following = Following(drafter, settings.inter_token_target_s) if drafter else None
+    following = Following(drafter, settings.inter_token_target_s, recall) if drafter else None
     return Drafting(is_on=wish == "auto", following=following)

@@ -90,7 +90,12 @@ def load_draft(
     if not abilities.ahead:
         reasons = "; ".join(abilities.reasons)
         raise ModelError(f"the draft model {found.name} cannot draft for several requests ({reasons}).")
-    drafter = Followers(network, found.weight_bytes / weight_bytes, config.vocabulary or len(own))
+    drafter = Followers(
+        network,
+        found.weight_bytes / weight_bytes,
+        config.vocabulary or len(own),
+        restorable=abilities.restorable,
+    )
     _warm_up(drafter)
     return drafter
 

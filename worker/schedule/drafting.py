@@ -18,36 +18,24 @@ from typing import NamedTuple
 from protocol.parts import DraftStatus, DraftTally
 from worker.contract import Step
 from worker.guides import Foreseen
+from worker.schedule.choices import DRAFTED_MAX, Choice, Choices
 from worker.schedule.following import MODEL, USUAL, Following
+from worker.schedule.guessing import Guessing
 from worker.schedule.known import HELD, Known
 from worker.schedule.lookup import Draft, Lookup
-from worker.schedule.odds import Costs, Rate, expected
+from worker.schedule.odds import Costs, Rate
 from worker.schedule.rows import Row
 from worker.schedule.worth import Worth
 
 log = logging.getLogger(__name__)
 
-DRAFTED_MAX = 15
-"""Tokens of a row in one step."""
-GAIN_MIN = 1.1
-"""By how much more tokens in the same time it must be."""
-_LENGTHS = (2, 4, 8, DRAFTED_MAX)
-_GUESSED_LENGTHS = (1, 2, 4, 7)
 DOUBTED_STEPS = 400
 """After so many with drafts in a row it is measured again what a plain one takes."""
 FUTILE_STEPS = 8
 """Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
 _SELDOM_STEPS = 16
-PATIENCE_STEPS_MAX = 6400
-"""After so many steps without any, at the latest, guesses are tried again."""
 SETTLING_STEPS = 17
 """After drafts, so many steps are neither plain nor to be learned from."""
-CREDIT_FIRST, CREDIT_MAX, CREDIT_STEP = 128.0, 512.0, 0.02
-"""What guesses may cost before they have brought as much, in plain steps: at first, and at the most; each
-step adds so much."""
-ANSWER_TOKENS = 256
-"""For so many tokens that may still come a prompt is read; for as many as have come, if those are more."""
-
 
 Foresee = Callable[[str, int], Foreseen]
 """See `contract.Engine.foresee`."""
@@ -64,15 +52,6 @@ def _unforeseen(row: str, most: int) -> Foreseen:
     return Foreseen()
 
 
-class _Choice(NamedTuple):
-    """Drafts of such a length, 0: none; those of the rows `asked` are guessed. `speed`: tokens of all rows in
-    the time of a plain step."""
-
-    speed: float
-    length: int = 0
-    asked: Sequence[Row] = ()
-
-
 class Drafting:
     """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does."""
 
@@ -81,19 +60,19 @@ class Drafting:
         self._following = following if is_on else None
         self._sources: dict[str, Known] = {}
         self._costs = Costs(following.share, following.block) if following else Costs()
+        self._choices = Choices(self._sources, self._costs)
+        self._guessing: Guessing | None = None
+        if self._following is not None:
+            self._guessing = Guessing(self._following, self._choices, self._costs, self._sources)
         self._found: dict[str, Draft] = {}
         """What costs nothing to find."""
         self._drafts: dict[str, Draft] = {}
         """What is tried, of that or of guesses."""
-        self._guesses = 0
-        """Passes of the network in the step that is under way."""
         self._worth = Worth()
         self._futile = 0
         """Steps on end for which rows were asked how they go on, and no draft was made."""
         self._since = SETTLING_STEPS
         self._running = 0
-        self._idle, self._patience = 0, DOUBTED_STEPS
-        self._credit = CREDIT_FIRST
         self._lap_at: float | None = None
         self._tallies: dict[str, Tried] = {}
         """By source, since the start."""
@@ -130,27 +109,31 @@ class Drafting:
 
     def propose(self, rows: Sequence[Row], foresee: Foresee = _unforeseen) -> Mapping[str, Sequence[int]]:
         """What rows that decode, all of them, may say next: for some, or for none."""
-        self._guesses = 0
-        is_resting = self._worth.is_resting
-        if is_resting or (self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS):
+        if self._guessing is not None:
+            self._guessing.begin()
+        self._found, self._drafts = {}, {}
+        if self._is_on and not self._worth.is_resting:
+            self._draft(rows, foresee)
+        return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _draft(self, rows: Sequence[Row], foresee: Foresee) -> None:
+        if self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS:
             foresee = _unforeseen
-        rooms = {row: room for row in rows if (room := _room(row)) > 0} if self._is_on else {}
+        rooms = {row: room for row in rows if (room := _room(row)) > 0}
         proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
-        choice = _Choice(0.0) if is_resting else self._chosen(self._found, len(rows))
+        choice = self._choices.best(self._found, len(rows))
         if self._futile >= FUTILE_STEPS or any(draft.source == HELD for draft in self._found.values()):
             self._futile = 0 if choice.length else self._futile + 1
         found = dict(self._found)
-        if self._following is not None and self._credit > 0 and not is_resting:
-            choice = self._guessed(self._following, choice, found, rooms, len(rows))
-        drafts = {id: draft.first(choice.length) for id, draft in found.items()}
+        choice = self._guessed(choice, found, rooms, len(rows))
+        drafts = {id: draft.first(choice.length) for id, draft in found.items()} if choice.length else {}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
-        return {id: draft.tokens for id, draft in self._drafts.items()}
 
     def _proposed(self, row: Row, room: int, foresee: Foresee) -> Draft:
         """The better of what was looked up and of what the row is held to."""
         source = self._source(row)
-        found, foreseen = source.lookup.propose(room), foresee(row.id, room)
+        found, foreseen = source.look_up(room), foresee(row.id, room)
         if not foreseen.tokens:
             return found
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
@@ -168,94 +151,33 @@ class Drafting:
         return source
 
     def _guessed(
-        self,
-        following: Following,
-        choice: _Choice,
-        found: dict[str, Draft],
-        rooms: Mapping[Row, int],
-        rows: int,
-    ) -> _Choice:
-        """A better choice, if guesses make one; these are added to what was `found`."""
-        open_ = {row: room for row, room in rooms.items() if following.knows(row)}
-        near = {row: room for row, room in open_.items() if following.is_near(row)}
-        better = self._chosen(found, rows, near) if near else choice
+        self, choice: Choice, found: dict[str, Draft], rooms: Mapping[Row, int], rows: int
+    ) -> Choice:
+        """A better choice, if a network's guesses make one; these are added to what was `found`."""
+        if self._guessing is None or not self._guessing.is_open:
+            return choice
         try:
-            if len(near) < len(open_):
-                self._read(following, max(choice.speed, better.speed), found, open_, rows)
-            if better.speed <= choice.speed:
-                return choice
-            guesses = following.guess(better.asked, better.length)
+            return self._guessing.better(choice, found, rooms, rows, may_read=self._lap_at is not None)
         except Exception:  # the drafter's boundary: nobody is to fail for what only makes him quicker
             log.exception("the draft model fails: there are no drafts of it any more")
-            self._following = None
+            self._guessing = self._following = None
             return choice
-        found |= {row.id: guesses[row.id].first(rooms[row]) for row in better.asked if row.id in guesses}
-        self._guesses = better.length
-        return better
-
-    def _read(
-        self,
-        following: Following,
-        speed: float,
-        found: Mapping[str, Draft],
-        rooms: Mapping[Row, int],
-        rows: int,
-    ) -> None:
-        """Have a chunk of a row read that cannot be guessed for yet, if that is going to pay."""
-        if self._lap_at is None:
-            return  # the prompts of others are run meanwhile
-        hoped = self._chosen(found, rows, rooms)
-        late = [row for row in hoped.asked if not following.is_near(row)]
-        if hoped.speed <= speed or not late:
-            return
-        late.sort(key=following.seconds)
-        left = min(max(ANSWER_TOKENS, len(row.answered)) for row in late)
-        left = min(left, *(row.request.max_tokens - len(row.answered) for row in late))
-        gain = min(self._credit, left * (1 - rows / hoped.speed))
-        if sum(map(following.seconds, late)) < gain * self._costs.plain(rows):
-            following.read(late)
-
-    def _chosen(
-        self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None
-    ) -> _Choice:
-        """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
-        could be guessed for, and how many tokens each has room for."""
-        best = _Choice(GAIN_MIN * rows)
-        guessed = _guessed_lengths(self._costs.block)[: None if self._costs.is_share_known else 1]
-        for length in _LENGTHS if near is None else guessed:
-            gains = {id: self._sources[id].expected(draft, length) for id, draft in found.items()}
-            asked = []
-            for row, room in (near or {}).items():
-                gain = expected(self._sources[row.id].rate.value, min(length, room))
-                if gain > gains.get(row.id, 0.0):
-                    gains[row.id] = gain
-                    asked.append(row)
-            if not gains or bool(asked) == (near is None):
-                continue
-            longest = max([len(found[id].tokens) for id in gains if id in found] + [length] * bool(asked))
-            cost = self._costs.of(rows, 1 + min(length, longest), length if asked else 0)
-            if (speed := (rows + sum(gains.values())) / cost) > best.speed:
-                best = _Choice(speed, length, asked)
-        return best
 
     # --- what came of it ---
 
     def learn(self, step: Step, rows: int, now: float) -> Mapping[str, Tried]:
         """What came of the last drafts, in a step of so many rows that ended now."""
+        if not self._is_on:
+            return {}
         tokens = len(step.tokens) + sum(map(len, step.further.values()))
         self._lap(rows, tokens, None if self._lap_at is None else now - self._lap_at)
         self._lap_at = now
         self._running = self._running + 1 if self._drafts else 0
         if self._running >= DOUBTED_STEPS:
             self._costs.forget(rows)
-            self._running, self._patience = 0, DOUBTED_STEPS
-        self._idle = 0 if self._drafts else self._idle + 1
-        if self._idle >= self._patience:
-            # Guesses may have been bad, or dear because the machine was busy. Less and less often.
-            self._costs.forget_guessed()
-            if self._following is not None:
-                self._following.doubt()
-            self._idle, self._patience = 0, min(2 * self._patience, PATIENCE_STEPS_MAX)
+            self._running = 0
+        if self._guessing is not None:
+            self._guessing.learn(step)
         tried: dict[str, Tried] = {}
         for id in self._found.keys() | self._drafts.keys():
             said = [
@@ -270,34 +192,29 @@ class Drafting:
 
     def _lap(self, rows: int, tokens: int, seconds: float | None) -> None:
         # Rows that are fed their first drafts change places, once for many steps.
-        is_turning = self._guesses > 0 and self._since >= SETTLING_STEPS - 1
+        guesses = self._guessing.passes if self._guessing else 0
+        is_turning = guesses > 0 and bool(self._drafts) and self._since >= SETTLING_STEPS - 1
         self._since = 0 if self._drafts else self._since + 1
-        has_read = self._following is not None and self._following.has_read
-        if self._following is not None:
-            self._following.lap(seconds)
-        if seconds is None:
-            return
         plain, gained = self._costs.plain(rows), tokens / rows
-        if plain and (self._guesses or has_read):
-            self._credit += gained - seconds / plain
-        self._credit = min(self._credit + CREDIT_STEP, CREDIT_MAX)
-        if has_read:
+        is_telling = self._guessing.lap(seconds, gained, plain) if self._guessing else True
+        if seconds is None or not is_telling:
             return
-        if self._since > SETTLING_STEPS:
+        is_quiet = self._since > SETTLING_STEPS
+        if is_quiet and not guesses:
             self._worth.pass_()
-        elif plain:
+        elif plain and not is_quiet:
             self._worth.learn(gained, seconds / plain)
-        if not is_turning and (self._drafts or self._since > SETTLING_STEPS):
+        if not is_turning and (self._drafts or is_quiet):
             columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
-            self._costs.learn(rows, columns, seconds, self._guesses)
+            self._costs.learn(rows, columns, seconds, guesses)
 
     def _learn_tried(self, id: str, draft: Draft, said: Sequence[int]) -> Tried:
         right = _agreeing(draft.tokens, said)
         tried = Tried(right, len(draft.tokens) - right)
         tally = self._tallies.get(draft.source, Tried(0, 0))
         self._tallies[draft.source] = Tried(tally.right + tried.right, tally.wrong + tried.wrong)
-        if draft.source == MODEL and self._following is not None and id in self._sources:
-            self._following.learn(self._sources[id].rate, right, len(draft.tokens))
+        if draft.source == MODEL and self._guessing is not None and id in self._sources:
+            self._guessing.tried(self._sources[id].rate, right, len(draft.tokens))
         return tried
 
     def _learn_found(self, id: str, said: Sequence[int]) -> None:
@@ -306,14 +223,6 @@ class Drafting:
         is_tried = draft is not None and draft.source == found.source
         tokens = draft.tokens if draft is not None and is_tried else found.tokens[: len(said)]
         self._sources[id].learn(found, _agreeing(tokens, said), len(tokens))
-
-
-def _guessed_lengths(block: int) -> Sequence[int]:
-    """`block`: so many tokens are guessed in one pass."""
-    if block == 1:
-        return _GUESSED_LENGTHS
-    most = min(block, DRAFTED_MAX)
-    return (*(length for length in _GUESSED_LENGTHS if length < most), most)
 
 
 def _room(row: Row) -> int:

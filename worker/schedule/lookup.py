@@ -44,9 +44,10 @@ class Lookup:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
-        self._indexed = ENDING_TOKENS
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        """Behind each ending: where it ended."""
+        self._places: dict[tuple[int, ...], int] = {}
+        """Behind each ending: where it ended last."""
+        self._before = [0] * ENDING_TOKENS
+        """Of each such place: where its ending ended before; 0: nowhere. So far it is indexed."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The row has said more."""
@@ -56,26 +57,26 @@ class Lookup:
         """At most so many tokens that followed the longest match, of equals the latest."""
         self._index()
         tokens, end = self._tokens, len(self._tokens)
-        places = self._places.get(tuple(tokens[end - ENDING_TOKENS :]), ())
-        if not places:
-            return NO_DRAFT
+        place = self._places.get(tuple(tokens[end - ENDING_TOKENS :]), 0)
         best, longest = 0, 0
-        for place in reversed(places):
-            matched = self._matched(place, end) if place < end else 0
+        for _ in range(PLACES_MAX):
+            if not place:
+                break
+            matched = self._matched(place, end)
             if matched > longest:
                 best, longest = place, matched
-        found = tokens[best : best + wanted] if longest else []
-        return Draft(tuple(_known(found)), longest)
+            place = self._before[place]
+        return Draft(tuple(_known(tokens[best : best + wanted])), longest) if longest else NO_DRAFT
 
     def _index(self) -> None:
-        until = min(len(self._tokens), self._indexed + INDEXED_AT_ONCE)
+        tokens, places, before = self._tokens, self._places, self._before
+        first = len(before)
         # Not the end itself: what is looked up is what follows it.
-        for end in range(self._indexed, until):
-            places = self._places.setdefault(tuple(self._tokens[end - ENDING_TOKENS : end]), [])
-            places.append(end)
-            if len(places) > PLACES_MAX:
-                del places[0]
-        self._indexed = max(self._indexed, until)
+        until = min(len(tokens), first + INDEXED_AT_ONCE)
+        for end in range(first, until):
+            ending = tuple(tokens[end - ENDING_TOKENS : end])
+            before.append(places.get(ending, 0))
+            places[ending] = end
 
     def _matched(self, place: int, end: int) -> int:
         """How many tokens before both are the same."""

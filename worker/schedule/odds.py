@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (0, 0.5))
 """From so many equal tokens before it, how often a draft's first token was right over many edits of files."""
+_KINDS = tuple(
+    next(kind for kind, (least, _) in enumerate(_MATCHES) if matched >= least)
+    for matched in range(_MATCHES[0][0] + 1)
+)
+"""Of a match of so many tokens: its place among these."""
 HELD_TO = 0.7
 """The same of drafts made of what an answer is held to, but for what is certain of them."""
 _PRIOR = 4.0
@@ -18,30 +26,34 @@ _FADING = 0.97
 """Of what a try counts for, so much is left at the next."""
 _COST_EACH = 0.25
 """What a column adds to a step, in terms of one column, while nothing has been measured."""
-_SHARE_MIN, _SHARE_RATE = 0.01, 0.3
+_SHARE_MIN = 0.01
+LAPS_KEPT = 7
+"""Of each kind of step so many of the last are remembered. Their median counts: now and then the machine is
+busy, and a step takes many times as long."""
 _OPTIMISM = 0.5
 """A guess is taken to cost so much of what is told, until it is measured: only what is tried is known."""
+COST_MIN = 1.02
+"""No step with drafts is quicker than a plain one: where it seems so, the machine was busy meanwhile."""
 GUESSED_LAPS = 4
 """Before a step with guesses is believed to be dearer than usual, so many have been measured."""
-_COST_RATE = 0.2
 PLAIN_LAPS = 4
 """Before anything is compared with a plain step, so many have been measured."""
-_COST_OFF_MAX = 3.0
-"""A measurement counts for no more than so many times what was expected."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """How often drafts of one kind are right. `usual`: while few have been tried."""
+    """How often drafts of one kind are right. `usual`: while few have been tried; `like`: as often as those,
+    as it is known by now."""
 
     usual: float
+    like: Rate | None = None
     _tries: float = 0.0
     _hits: float = 0.0
 
     @property
     def value(self) -> float:
         """How likely the next token of such a draft is right, if all before it are; 0 to 1."""
-        return self.after(self.usual)
+        return self.after(self.like.value if self.like else self.usual)
 
     def after(self, usual: float) -> float:
         """As `value`, with another expectation to begin with."""
@@ -63,7 +75,8 @@ class Rate:
 def expected(odds: float, count: int, certain: int = 0) -> float:
     """Tokens of so many that are right, where each is so likely right if all before it are, the first few
     certainly."""
-    return sum(odds ** max(0, place - certain) for place in range(1, count + 1))
+    sure, left = min(certain, count), max(0, count - certain)
+    return float(count) if odds >= 1 else sure + odds * (1 - odds**left) / (1 - odds)
 
 
 @dataclass(slots=True)
@@ -88,79 +101,91 @@ class Odds:
         self._expected = self._expected * _FADING**made + made * rate.usual
 
     def _rate(self, matched: int) -> Rate:
-        least, usual = next((least, usual) for least, usual in _MATCHES if matched >= least)
-        rate = self._rates.get(least)
+        kind = _KINDS[min(matched, len(_KINDS) - 1)]
+        rate = self._rates.get(kind)
         if rate is None:
-            rate = self._rates[least] = Rate(usual)
+            rate = self._rates[kind] = Rate(_MATCHES[kind][1])
         return rate
+
+
+@dataclass(slots=True)
+class Median:
+    """Of the last measurements; of an even number the lower one in the middle."""
+
+    value: float = 0.0
+    _last: deque[float] = field(default_factory=partial(deque, maxlen=LAPS_KEPT))
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def learn(self, measured: float) -> None:
+        self._last.append(measured)
+        self.value = statistics.median_low(self._last)
 
 
 @dataclass(slots=True)
 class Costs:
     """Seconds of steps, by how many rows and columns they have, plain ones have none, and how many tokens a
-    network guessed for each row. `share`: what its pass costs, in terms of a plain step; at first as is
-    `told`, then as measured. `block`: so many tokens it guesses in one."""
+    network guessed for each row. `told`: what its pass costs, in terms of a plain step, until it is measured;
+    `block`: so many tokens it guesses in one.
+    """
 
     told: float = 0.0
     block: int = 1
-    share: float = field(init=False)
-    is_share_known: bool = False
-    _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    _guessed: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """How often each kind of step with guesses has been measured."""
+    _shares: Median = field(default_factory=Median)
+    _seconds: dict[tuple[int, int, int], Median] = field(default_factory=dict)
     _laps: dict[int, int] = field(default_factory=dict)
     """How many plain ones have been measured, by their rows."""
 
-    def __post_init__(self) -> None:
-        self.share = _OPTIMISM * self.told
+    @property
+    def share(self) -> float:
+        """What a pass costs."""
+        return self._shares.value if self.is_share_known else _OPTIMISM * self.told
+
+    @property
+    def is_share_known(self) -> bool:
+        return len(self._shares) > 0
 
     def of(self, rows: int, columns: int, guesses: int = 0) -> float:
         """What such a step takes in terms of a plain one; infinite where that has not been measured."""
         plain = self.plain(rows)
-        if not plain or self._laps.get(_step(rows), 0) < PLAIN_LAPS:
+        if not plain or not self.knows(rows):
             return math.inf
-        place = _step(rows), _step(columns), guesses
-        known = self._seconds.get(place)
+        known = self._seconds.get((_step(rows), _step(columns), guesses))
         usual = 1 + _COST_EACH * (columns - 1) + self.share * self._passes(guesses)
         if known is None:
             return usual
+        cost = max(COST_MIN, known.value / plain)
         # The first times something is compiled, or buffers grow.
-        is_known = not guesses or self._guessed.get(place, 0) >= GUESSED_LAPS
-        return known / plain if is_known else min(known / plain, usual)
+        return cost if not guesses or len(known) >= GUESSED_LAPS else min(cost, usual)
+
+    def knows(self, rows: int) -> bool:
+        """What a plain step of so many rows takes has been measured."""
+        return self._laps.get(_step(rows), 0) >= PLAIN_LAPS
 
     def plain(self, rows: int) -> float:
         """Seconds of a plain step; 0 where none has been measured."""
-        return self._seconds.get((_step(rows), 0, 0), 0.0)
+        known = self._seconds.get((_step(rows), 0, 0))
+        return known.value if known else 0.0
 
     def forget_guessed(self) -> None:
         """What steps take whose drafts a network guesses is to be measured anew."""
         self._seconds = {place: seconds for place, seconds in self._seconds.items() if not place[2]}
-        self.share, self.is_share_known = _OPTIMISM * self.told, False
-        self._guessed.clear()
+        self._shares = Median()
 
     def forget(self, rows: int) -> None:
         """What a plain step of so many rows takes is to be measured anew."""
         self._laps[_step(rows)] = 0
 
     def learn(self, rows: int, columns: int, seconds: float, guesses: int = 0) -> None:
-        """Such a step took so long. 0 columns: a plain one."""
-        place = _step(rows), _step(columns), guesses
-        if not columns:
+        """Such a step took so long. 0 columns: a plain one; with guesses, one beside which they were made."""
+        if not columns and not guesses:
             self._laps[_step(rows)] = self._laps.get(_step(rows), 0) + 1
-        old, rate = self._seconds.get(place), _COST_RATE
         if guesses:
-            count = self._guessed[place] = self._guessed.get(place, 0) + 1
-            rate = max(rate, 1 / count)
-            self._learn_share(seconds / (self.plain(rows) or seconds), columns, guesses)
-        if old is None:
-            self._seconds[place] = seconds
-        else:
-            self._seconds[place] = old + rate * (min(seconds, _COST_OFF_MAX * old) - old)
-
-    def _learn_share(self, cost: float, columns: int, guesses: int) -> None:
-        share = max(_SHARE_MIN, (cost - 1 - _COST_EACH * (columns - 1)) / self._passes(guesses))
-        self.share += _SHARE_RATE * (share - self.share)
-        self.is_share_known = True
+            cost = seconds / (self.plain(rows) or seconds)
+            share = (cost - 1 - _COST_EACH * max(0, columns - 1)) / self._passes(guesses)
+            self._shares.learn(max(_SHARE_MIN, share))
+        self._seconds.setdefault((_step(rows), _step(columns), guesses), Median()).learn(seconds)
 
     def _passes(self, guesses: int) -> int:
         return -(-guesses // self.block)

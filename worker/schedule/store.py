@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from protocol.about import about
 from protocol.parts import PrefixStatus
 from worker.contract import Cut, Engine, Model, Piece
@@ -20,6 +22,8 @@ from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record
 from worker.prefixes.index import Item, Match, PrefixIndex
 from worker.schedule.commands import Command, Fetched, Written
+from worker.schedule.keeping import keep
+from worker.schedule.recall import SAMPLED_TOKENS, Recall, open_recall
 from worker.schedule.rows import Phase, Row
 
 log = logging.getLogger(__name__)
@@ -60,6 +64,8 @@ class Store:
     post: Callable[[Command], None]
     disk: DiskTier | None = None
     disk_max: int = 0
+    recall: Recall | None = None
+    """What the draft model has read, in the same memory."""
     _writing: dict[str, Item] = field(default_factory=dict)
     _reading: dict[str, Item] = field(default_factory=dict)
     _awaited: dict[str, set[str]] = field(default_factory=dict)
@@ -161,6 +167,8 @@ class Store:
         """Store what a row has that ends, before its caches are dropped."""
         if row.sparse:
             return
+        if self.recall is not None:
+            self.recall.keep(row)
         if row.phase is Phase.DECODE:
             if row.answered:
                 self._keep(row, (*row.request.tokens, *row.answered), states=True)
@@ -169,31 +177,21 @@ class Store:
 
     def _keep(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
         salt, end = row.request.salt, len(tokens)
-        known, has_snapshot = self.index.reach(tokens, salt=salt, end=end)
-        states = states and self.index.shape.has_states and not has_snapshot
-        if known == end and not states:
-            return
-        runs = [(first, min(first + BLOCK_TOKENS, end)) for first in range(known, end, BLOCK_TOKENS)]
         try:
-            cuts, state = self.engine.cut(row.id, runs, states=states)
+            stored = keep(
+                self.index,
+                self.engine,
+                row.id,
+                tokens,
+                salt=salt,
+                block_tokens=BLOCK_TOKENS,
+                states=states,
+            )
         except Exception:  # a cache that cannot be stored is no reason to end its row
             log.exception("%s: cannot be stored", row.id, extra=about(row.id))
             return
-        stored: list[Item] = []
-        for (first, last), cut in zip(runs, cuts, strict=True):
-            stored.append(
-                self.index.add(
-                    tokens,
-                    first,
-                    last,
-                    cut.payload,
-                    cut.nbytes,
-                    salt=salt,
-                    window_from=max(first, cut.whole_from),
-                )
-            )
-        if state is not None:
-            stored.append(self.index.add_snapshot(tokens, end, state.payload, state.nbytes, salt=salt))
+        if not stored:
+            return
         if row.request.pin and row.request.boundaries:
             self.index.pin(tokens, salt=salt, last=min(end, row.request.boundaries[-1]))
         if end >= DISK_TOKENS_MIN:
@@ -205,7 +203,11 @@ class Store:
 
     def fit(self, ram_max: int | None) -> None:
         """Forget what goes beyond the bounds. `ram_max`: what rows leave."""
-        self.index.shrink_ram(self.ram_max if ram_max is None else min(self.ram_max, ram_max))
+        room = self.ram_max if ram_max is None else min(self.ram_max, ram_max)
+        if self.recall is not None:
+            self.recall.fit(int(room * self.recall.share))
+            room -= self.recall.nbytes
+        self.index.shrink_ram(room)
 
     def _fit_disk(self) -> None:
         if self.disk is not None:
@@ -237,7 +239,8 @@ class Store:
         gone = self.index.clear()
         if self.disk is not None:
             self.disk.remove([item.digest for item in gone])
-        return before[0] - self.index.ram_bytes, before[1] - self.index.disk_bytes
+        read = self.recall.clear() if self.recall is not None else 0
+        return read + before[0] - self.index.ram_bytes, before[1] - self.index.disk_bytes
 
     def count(self, row: Row, match: Match | None, miss: str) -> None:
         """A request begins, with what is stored of it."""
@@ -258,7 +261,10 @@ class Store:
         return self.disk.name if self.disk is not None else ""
 
     def status(self) -> PrefixStatus:
-        return self.index.status(ram_limit=self.ram_max, disk_limit=self.disk_max)
+        status = self.index.status(ram_limit=self.ram_max, disk_limit=self.disk_max)
+        if self.recall is None:
+            return status
+        return msgspec.structs.replace(status, ram_bytes=status.ram_bytes + self.recall.nbytes)
 
 
 def open_store(model: Model, limits: Limits, post: Callable[[Command], None]) -> Store | None:
@@ -272,6 +278,7 @@ def open_store(model: Model, limits: Limits, post: Callable[[Command], None]) ->
     disk = None
     if limits.disk and facts.fingerprint:
         disk = DiskTier(limits.folder / facts.fingerprint, facts.fingerprint)
-    store = Store(model.engine, PrefixIndex(shape), ram_max, post, disk, limits.disk)
+    recall = open_recall(model.engine.drafter, model.engine.row_bytes(SAMPLED_TOKENS))
+    store = Store(model.engine, PrefixIndex(shape), ram_max, post, disk, limits.disk, recall)
     store.open()
     return store

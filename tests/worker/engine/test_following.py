@@ -12,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
+from worker.contract import Piece
 from worker.drafts import LATE_MAX
 from worker.engine.following import Followers
 
@@ -43,7 +44,7 @@ class Lives:
         self.followers = Followers(network, 0.1, KNOWN)
         self.rows: dict[str, list[int]] = {}
         self.dice = random.Random(seed)
-        self.guesses = 0
+        self.guesses = self.restored = 0
 
     def play(self, steps: int) -> None:
         for step in range(steps):
@@ -52,6 +53,8 @@ class Lives:
                 self.rows[f"row {step}"] = [self.dice.randrange(VOCABULARY) for _ in range(length)]
             self.read()
             self.draft()
+            if self.rows and self.dice.random() < 0.2:
+                self.restore(f"row {step} again", self.dice.choice([*self.rows]))
             for row in [*self.rows]:
                 if self.dice.random() < 0.05:
                     self.followers.drop(row)
@@ -67,6 +70,19 @@ class Lives:
         for row in self.rows:
             if len(self.late(row)) > LATE_MAX or (len(self.late(row)) > 1 and self.dice.random() < 0.1):
                 self.followers.read(row, self.late(row)[: self.dice.randint(1, 100)])
+
+    def restore(self, row: str, source: str) -> None:
+        """A row that begins with what another has read, and goes on in its own way."""
+        assert self.followers.shape is not None
+        count = self.followers.length(source)
+        if not count:
+            return
+        (cut,), state = self.followers.cut(source, [(0, count)], states=self.followers.shape.has_states)
+        self.followers.restore(row, [Piece(cut.payload, 0, count, count)], state.payload if state else None)
+        assert self.followers.length(row) == count
+        behind = [self.dice.randrange(VOCABULARY) for _ in range(self.dice.choice((1, 5, 40)))]
+        self.rows[row] = [*self.rows[source][:count], *behind]
+        self.restored += 1
 
     def draft(self) -> None:
         asked = {row: self.late(row) for row in self.rows if 0 < len(self.late(row)) <= LATE_MAX}
@@ -88,6 +104,7 @@ def test_guesses_are_what_the_model_says_alone(architecture: str) -> None:
     lives = Lives(network_of(architecture), seed=3)
     lives.play(80)
     assert lives.guesses > 30
+    assert lives.restored > 3
 
 
 def test_what_was_guessed_and_said_is_not_run_again() -> None:

@@ -22,6 +22,28 @@ def test_rows_with_and_without_images_say_what_upstream_says_alone(model: str) -
     assert engine.cache_bytes() == 0
 
 
+@pytest.mark.parametrize("model", ["qwen3_5-eyes", "gemma3-eyes"])
+def test_drafts_for_rows_with_images_change_nothing(model: str) -> None:
+    """Right ones, wrong ones, and such as are right at first."""
+    jobs, engine, dice = jobs_of(model, 1), loaded(model).engine, random.Random(2)
+    expected = {job.name: job.expected(model) for job in jobs}
+    with_images = {job.name for job in jobs if job.question.images}
+    steps, drafted = [0], set()
+
+    def draft(job: str, answered: Sequence[int]) -> list[int]:
+        steps[0] += job in with_images and len(answered) < len(expected[job])
+        tokens = expected[job][len(answered) :][: dice.randint(0, 4)]
+        if tokens and dice.random() < 0.3:
+            tokens[dice.randrange(len(tokens))] = dice.randrange(100)
+        drafted.update({job} if tokens else ())
+        return tokens
+
+    assert play(engine, jobs, random.Random(1), draft) == expected
+    assert with_images
+    assert with_images <= drafted
+    assert steps[0] < 0.8 * sum(len(expected[job]) for job in with_images)
+
+
 def finish(engine: Engine, job: Job, done: int, answered: Sequence[int] = ()) -> list[int]:
     """Run what is left of a row and let it answer; returns its tokens from the first."""
     whole = (*job.prompt, *answered)

@@ -12,8 +12,11 @@ import pytest
 
 from worker.contract import Draw, Drawn, Prepared, Step
 from worker.guides import Foreseen
+from worker.pictures import MEDIA_KEYS
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
-from worker.schedule.odds import PLAIN_LAPS, Costs, Odds
+from worker.schedule.known import SELDOM_TOKENS, VAIN_LOOKUPS, Known
+from worker.schedule.lookup import Lookup
+from worker.schedule.odds import PLAIN_LAPS, Costs, Odds, Rate
 from worker.schedule.rows import Row
 
 DICE = random.Random(11)
@@ -139,6 +142,11 @@ def test_a_row_keeps_to_the_memory_that_it_has() -> None:
     assert trusting(row).propose([row]) == {"a": (20, 21, 22)}
 
 
+def test_in_a_prompt_with_images_its_text_is_looked_up() -> None:
+    row = row_of("a", [7, 1, 2, 3, 4, 5, MEDIA_KEYS + 8, MEDIA_KEYS + 9, 6, 1, 2, 3])
+    assert trusting(row).propose([row]) == {"a": (4, 5)}, "nobody says an image"
+
+
 def test_it_is_off_for_all_or_for_who_asks() -> None:
     assert measured(is_on=False).propose([row_of("a", FILE * 2)]) == {}
     assert measured().propose([row_of("a", FILE * 2, speculation=False)]) == {}
@@ -189,6 +197,25 @@ def test_nothing_is_paid_for_what_is_never_right() -> None:
     row = row_of("a", [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 998, 997)])
     machine.play([row], {"a": misled})
     assert machine.drafting.rejected < 20
+
+
+def test_what_misleads_is_looked_up_less_often_until_it_is_right() -> None:
+    known = Known(Lookup([1, 2, 3, 4, 1, 2, 3]), Rate(0.5))
+    draft = known.look_up(1)
+    assert draft.tokens == (4,)
+
+    def places() -> list[int]:
+        found = []
+        for known.seen in range(2 * SELDOM_TOKENS):
+            found += [known.seen] if known.look_up(1).tokens else []
+        return found
+
+    for _ in range(VAIN_LOOKUPS):
+        assert len(places()) == 2 * SELDOM_TOKENS
+        known.learn(draft, 0, 1)
+    assert places() == [0, SELDOM_TOKENS]
+    known.learn(draft, 1, 1)
+    assert len(places()) == 2 * SELDOM_TOKENS
 
 
 def test_what_is_lost_between_drafts_ends_them_as_well() -> None:

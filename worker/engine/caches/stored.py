@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from worker.contract import Piece, Shape
+from worker.contract import Cut, Piece, Shape
 from worker.engine.caches.batch import Batch, RowCaches, leaf_caches
 from worker.engine.caches.single import fill, is_positional, temporal
 from worker.engine.trees import arrays_of
@@ -76,6 +76,17 @@ def states_of(source: RowCaches | Batch, row: int) -> States:
     else:
         found = [part.state for part in leaf_caches(source) if not is_positional(part)]
     return States(tuple(tree_map(_copied, state) for state in found))
+
+
+def cuts_of(
+    source: RowCaches | Batch, row: int, runs: Sequence[tuple[int, int]], *, states: bool
+) -> tuple[list[Cut], Cut | None]:
+    """See `contract.Engine.cut`. `row`: of a batch."""
+    columns = [columns_of(source, row, first, last) for first, last in runs]
+    state = states_of(source, row) if states else None
+    mx.eval([arrays_of(held.layers) for held, _ in columns], arrays_of(state and state.layers))
+    cuts = [Cut(held, held.nbytes, whole_from) for held, whole_from in columns]
+    return cuts, None if state is None else Cut(state, state.nbytes)
 
 
 def rebuild(fresh: RowCaches, pieces: Sequence[Piece], states: object | None) -> None:
