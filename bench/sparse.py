@@ -1,8 +1,9 @@
 """What is lost and won where only a part of a long prompt is run.
 
-    python -m bench.sparse [--recall 2000,16000] [--dialogues 20] [--keep 0.3] [--first 4096] [--rounds 3]
+    python -m bench.sparse [--recall 1000] [--recall-keep 0.5] [--dialogues 20] [--first 4096] [--keep 0.3]
 
-Recall: the embedded model is told something, then much else, and asked for it; it weighs its own prompts.
+Recall: the embedded model is told something, then much else, and asked for it; it weighs its own prompts. Of
+more than some 1,500 tokens it recalls hardly anything, whole or not: for longer ones there is `bench.recall`.
 Right answers of the whole prompt, of the part that was chosen, of as many chunks at random, of the last ones.
 First: the time until the first token of a larger random model, with a small one that weighs for it.
 """
@@ -26,6 +27,7 @@ from recipes.pocket.fillers import Fillers
 from recipes.pocket.recall import recall
 from recipes.pocket.talk import noise
 from worker.engine.caches.gaps import gapped
+from worker.engine.caches.spans import NO_GAPS
 from worker.engine.weighing import weigh
 from worker.pocket import MODEL_PATH
 from worker.schedule.rows import Span
@@ -41,7 +43,7 @@ class Side:
     def __init__(self, network: Any) -> None:
         self.network = network
         self.caches: list[Any] = make_prompt_cache(network)
-        self._gap = 0
+        self._gaps = NO_GAPS
 
     def read(self, tokens: Sequence[int], spans: Sequence[Span] = ()) -> None:
         """All of `tokens` but the parts that are left out."""
@@ -49,18 +51,18 @@ class Side:
         for first, last in [*spans, (len(tokens), 0)]:
             while at < first:
                 piece = tokens[at : min(at + CHUNK, first)]
-                self.network(mx.array([list(piece)]), cache=gapped(self.caches, self._gap))
+                self.network(mx.array([list(piece)]), cache=gapped(self.caches, self._gaps))
                 mx.eval([cache.state for cache in self.caches])
                 at += len(piece)
             if last:
-                self._gap += last - first
+                self._gaps = self._gaps.and_also(first, last)
                 at = last
 
     def say(self, last: int, count: int, ends: Sequence[int] = ()) -> list[int]:
         """The likeliest tokens behind `last`."""
         said: list[int] = []
         for _ in range(count):
-            logits = self.network(mx.array([[last]]), cache=gapped(self.caches, self._gap))
+            logits = self.network(mx.array([[last]]), cache=gapped(self.caches, self._gaps))
             found: Any = mx.argmax(logits[0, -1]).item()
             last = int(found)
             if last in ends:
@@ -143,14 +145,17 @@ def first_tokens(tokens: int, rounds: int, keep: float) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recall", default="2000,16000", help="lengths of prompts; empty: none")
+    parser.add_argument("--recall", default="1000", help="lengths of prompts; empty: none")
     parser.add_argument("--dialogues", type=int, default=20)
-    parser.add_argument("--keep", type=float, default=0.3)
+    parser.add_argument(
+        "--recall-keep", type=float, default=0.5, help="320 tokens are run whatever is chosen"
+    )
+    parser.add_argument("--keep", type=float, default=0.3, help="of the prompts of a larger model")
     parser.add_argument("--first", type=int, default=4096, help="tokens of a prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)
     for tokens in filter(None, asked.recall.split(",")):
-        recalled(int(tokens), asked.dialogues, asked.keep)
+        recalled(int(tokens), asked.dialogues, asked.recall_keep)
     if asked.first:
         first_tokens(asked.first, asked.rounds, asked.keep)
 

@@ -231,16 +231,33 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top: list[TopPrefix] = []
 
 
-class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker's process takes, in bytes: `resident_bytes` of the machine's memory; of MLX's arrays
+RANKS_MAX = 1024
+"""Processes that run one model together."""
+
+
+class Taken(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a process takes, in bytes: `resident_bytes` of the machine's memory; of MLX's arrays
     `device_bytes`, at the most so far `device_peak_bytes`, and `device_spare_bytes` that MLX keeps to be used
-    again. 0: not known. `uptime_s`: since the process began."""
+    again. 0: not known."""
 
     resident_bytes: Count = 0
     device_bytes: Count = 0
     device_peak_bytes: Count = 0
     device_spare_bytes: Count = 0
+
+
+class RankTaken(Taken, frozen=True, kw_only=True, omit_defaults=True):
+    """Of a rank of a set that is not the first. `host`: what its machine calls itself."""
+
+    rank: Count
+    host: Name = ""
+
+
+class Resources(Taken, frozen=True, kw_only=True, omit_defaults=True):
+    """Of a worker's process. `uptime_s`: since it began. `ranks`: of the others, where it is one of a set."""
+
     uptime_s: Seconds = 0.0
+    ranks: Annotated[list[RankTaken], Meta(max_length=RANKS_MAX)] = []
 
 
 class DraftTally(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.hosts import HostsError
@@ -69,10 +70,14 @@ def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
         text_only=configured.text_only,
         draft_model=configured.draft_model,
         uses_heads=configured.speculation == "auto",
-        trials=cache_folder(os.environ, sys.platform) / "trials",
+        trials=_trials(),
         laps=laps,
     )
     return _serve(loader, configured, laps, loader.device_memory)
+
+
+def _trials() -> Path:
+    return cache_folder(os.environ, sys.platform) / "trials"
 
 
 def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) -> int:
@@ -86,7 +91,7 @@ def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) 
 
         return follower.run(here, configured)
     try:
-        leading = SetLoader(configured, Meeting(configured, backend, here), laps)
+        leading = SetLoader(configured, Meeting(configured, backend, here), laps, _trials())
     except (ModelError, NoRoomError) as error:
         return status_of(error)
     return _serve(leading, of_set(configured), laps, leading.device_memory)

@@ -288,9 +288,9 @@ class Engine(Protocol):
         If this raises, their caches are lost: drop them.
         """
 
-    def leave_out(self, row: str, tokens: int) -> None:
-        """So many of the tokens before those that are run next are not run: what follows stands where it
-        would. Nothing of the row can be stored, or drafted."""
+    def leave_out(self, row: str, first: int, last: int) -> None:
+        """The tokens from position `first` on, where the row stands, to before `last` are not run: what
+        follows stands where it would. Nothing of the row can be stored, or drafted."""
 
     def fork(self, row: str, copy: str) -> None:
         """`copy` begins where `row`, which is not started, stands: their prompts are equal up to there."""

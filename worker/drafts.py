@@ -51,6 +51,6 @@ class Drafter(Protocol):
 class Weigher(Drafter, Protocol):
     """A drafter that can tell what it has looked at."""
 
-    def weigh(self, row: str, last: int) -> Sequence[float]:
+    def weigh(self, row: str, last: int) -> Sequence[float] | None:
         """How much each token that the row has read matters to what comes behind `last`, the one after them.
-        The row stays as it is."""
+        None: a part of the work is done, about a step's; ask again. The row stays as it is."""

@@ -117,7 +117,19 @@ class Figures(Collector):
             resident.add_metric([model], sum(each.resident_bytes for each in told))
             device.add_metric([model], sum(each.device_bytes for each in told))
             cache.add_metric([model], sum(worker.cache_bytes for worker in workers))
-        yield from (resident, device, cache)
+        yield from (resident, device, cache, *self._ranks(by_model))
+
+    def _ranks(self, by_model: Mapping[str, list[Worker]]) -> Iterator[Metric]:
+        resident = _gauge("rank_resident_bytes", "Memory of a set's processes but the first.", "rank")
+        device = _gauge("rank_device_bytes", "Memory of their arrays.", "rank")
+        for model, workers in by_model.items():
+            beats = [worker.beat.resources for worker in workers if worker.beat and worker.beat.resources]
+            ranks = [rank for resources in beats for rank in resources.ranks]
+            for number in sorted({rank.rank for rank in ranks}):
+                told = [rank for rank in ranks if rank.rank == number]
+                resident.add_metric([model, str(number)], sum(rank.resident_bytes for rank in told))
+                device.add_metric([model, str(number)], sum(rank.device_bytes for rank in told))
+        yield from (resident, device)
 
     def _prefixes(self) -> Iterator[Metric]:
         held = _gauge("prefix_cache_bytes", "Stored prefixes.", "tier")

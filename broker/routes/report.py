@@ -19,7 +19,7 @@ from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.tally import Tally
 from broker.routes import progress
 from broker.routes.progress import Moment, reuse_of
-from protocol.parts import DraftStatus, PrefixStatus, Resources, RowStatus
+from protocol.parts import DraftStatus, PrefixStatus, RankTaken, RowStatus, Taken
 
 TOP_PREFIXES_MAX = 16
 
@@ -117,6 +117,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str,
         "running_max": ready.running_max if ready else None,
         "parameters": ready.parameters if ready else None,
         "memory": _memory(resources) if resources else None,
+        "ranks": [_rank(rank) for rank in resources.ranks] if resources else [],
         "running": beat.running if beat else 0,
         "waiting": beat.waiting if beat else 0,
         "boarded": worker.boarded,
@@ -156,7 +157,12 @@ def _loading(worker: Worker) -> dict[str, int] | None:
     return {"done": done, "total": total}
 
 
-def _memory(resources: Resources) -> dict[str, int]:
+def _rank(rank: RankTaken) -> dict[str, Any]:
+    """One of a set, but for the first, which is the worker's own process."""
+    return {"rank": rank.rank, "host": rank.host, "memory": _memory(rank)}
+
+
+def _memory(resources: Taken) -> dict[str, int]:
     """Of the machine's memory what the process holds; of the device's, its arrays."""
     return {
         "resident_bytes": resources.resident_bytes,

@@ -15,7 +15,7 @@ import msgspec
 
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import Child
-from deploy.supervisor.models import OF_SETS, ServedModel, plan_b
+from deploy.supervisor.models import DRAFTER, OF_SETS, ServedModel, plans
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
@@ -88,27 +88,27 @@ def child_commands(
     for model in served:
         argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
         name = f"worker[{model.name}]" if several else "worker"
-        second, fallback = plan_b(model), None
-        if second is not None:
-            flags = worker_flags(_without_hosts(given), second, several)
-            fallback = Child(name, [*python_module("worker"), *meeting, *flags], dict(bare), model=second)
-        for child in replica_names(name, model):
-            own = fallback and replace(fallback, name=child)
-            children.append(
-                Child(
-                    child,
-                    argv,
-                    dict(bare),
-                    model=model,
-                    fallback=own,
-                    fallback_after_s=model.fallback_after,
-                )
-            )
+        worker = Child(name, argv, dict(bare), model=model, fallback_after_s=model.fallback_after)
+        others = [
+            replace(worker, argv=[*python_module("worker"), *meeting, *flags], model=plan)
+            for plan in plans(model)
+            if (flags := worker_flags(_for_plan(given, plan, model), plan, several))
+        ]
+        children += [_chained([worker, *others], child) for child in replica_names(name, model)]
     return children
 
 
-def _without_hosts(given: ServeSettings) -> ServeSettings:
-    return msgspec.structs.replace(given, **dict.fromkeys(OF_SETS))
+def _chained(ways: Sequence[Child], name: str) -> Child:
+    """The first of them, whose fallback is the second, and so on."""
+    first, *others = ways
+    return replace(first, name=name, fallback=_chained(others, name) if others else None)
+
+
+def _for_plan(given: ServeSettings, plan: ServedModel, model: ServedModel) -> ServeSettings:
+    """What is said for all, to one that takes the model's place."""
+    others = [DRAFTER] if plan.model != model.model else []
+    ports = {"hosts_port": given.hosts_port} if "hosts" in plan.settings else {}
+    return msgspec.structs.replace(given, **{**dict.fromkeys((*OF_SETS, *others)), **ports})
 
 
 def replica_names(name: str, model: ServedModel) -> list[str]:

@@ -9,20 +9,18 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from deploy.serving.settings import ServeSettings
-from deploy.supervisor.models import ServedModel
+from deploy.supervisor.models import ServedModel, plans
 from protocol.hosts import Backend, HostsError, read, wrong_with
 
-_OF_ONE = ("hosts", "fallback", "fallback_hosts")
+_OF_ONE = ("hosts", "fallback")
 """What is said for the one model that there is."""
 
 
 def with_fallback(model: ServedModel, given: ServeSettings) -> ServedModel:
     """With what `serve` is told to do when it does not come back."""
     told: dict[str, Any] = {}
-    if given.fallback is not None:
+    if given.fallback:
         told["fallback"] = given.fallback
-    if given.fallback_hosts is not None:
-        told["fallback_hosts"] = str(given.fallback_hosts)
     if given.fallback_after_s is not None:
         told["fallback_after"] = given.fallback_after_s
     return replace(model, **told)
@@ -30,7 +28,7 @@ def with_fallback(model: ServedModel, given: ServeSettings) -> ServedModel:
 
 def wrong_hosts(given: ServeSettings, served: Sequence[ServedModel]) -> list[str]:
     """A line for each that is wrong."""
-    told = [name for name in _OF_ONE if getattr(given, name) is not None]
+    told = [name for name in _OF_ONE if getattr(given, name)]
     if told and len(served) > 1:
         return [f"{name}: of several models, say it of one, under [models.NAME]" for name in told]
     sets = [model for model in served if given.hosts or "hosts" in model.settings]
@@ -45,8 +43,9 @@ def _named(given: ServeSettings, served: Sequence[ServedModel]) -> Iterator[tupl
     for model in served:
         path = model.settings.get("hosts", given.hosts)
         backend = model.settings.get("backend", given.backend)
-        if model.fallback_hosts is not None:
-            yield Path(model.fallback_hosts).expanduser(), None
+        for plan in plans(model):
+            if "hosts" in plan.settings:
+                yield Path(str(plan.settings["hosts"])).expanduser(), None
         if path is not None:
             yield Path(str(path)).expanduser(), cast("Backend | None", backend)
 

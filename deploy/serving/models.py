@@ -6,7 +6,7 @@ roundhouse serve --model small=mlx-community/Qwen3-0.6B-4bit --model ~/models/la
 model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embedded model
 aliases = ["gpt-4o-mini"]
 resident = true                              # loaded at the start, and kept
-fallback = "mlx-community/Qwen3-0.6B-4bit"   # takes its place when it has been down for fallback_after = 60
+fallback = ["@three.json", "~/models/less"]  # take its place, in order, after fallback_after = 60 s each
 replicas = 2                                 # so many workers, each with weights of its own
 max_running = 8                              # and whatever else can be set for a worker
 
@@ -44,8 +44,7 @@ _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
 _OWN = {
     field.name: field.type
     for field in fields(ServedModel)
-    if field.name
-    in ("model", "aliases", "resident", "replicas", "fallback", "fallback_hosts", "fallback_after")
+    if field.name in ("model", "aliases", "resident", "replicas", "fallback", "fallback_after")
 }
 """What a table says of its model, and the types of it; all else is for the worker."""
 

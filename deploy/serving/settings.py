@@ -88,16 +88,15 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(description="their first port, counted up from there for each (default: 32323)"),
     ] = None
     fallback: Annotated[
-        str | None,
-        Meta(description="another model that takes its place, under its name, when it does not come back"),
-    ] = None
-    fallback_hosts: Annotated[
-        Path | None,
-        Meta(description="hostfile of those that then run it (default: this machine alone)"),
-    ] = None
+        tuple[str, ...],
+        Meta(
+            description="what takes its place, under its name, when it does not come back; if repeated, in"
+            " order: MODEL (on this machine alone), MODEL@HOSTFILE, or @HOSTFILE (the same model there)"
+        ),
+    ] = ()
     fallback_after_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
-        Meta(description="seconds until then (default: 60); longer than it takes to load"),
+        Meta(description="seconds until then, each time (default: 60); longer than it takes to load"),
     ] = None
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")

@@ -16,7 +16,8 @@ HOSTS = "--hosts="
 @dataclass(frozen=True, slots=True)
 class Child:
     """`env` is its whole environment. `hears`: it is the gateway, and on the line to the supervisor. `model`:
-    what it serves, where it is a worker. `fallback`: how it is run when it has been down for so long."""
+    what it serves, where it is a worker. `fallback`: how it is run when it has been down for so long; it may
+    have one of its own."""
 
     name: str
     argv: Sequence[str]
@@ -35,6 +36,11 @@ class Child:
     def words(self) -> list[str]:
         """What that module is told."""
         return list(self.argv[len(self.program) :])
+
+    @property
+    def plans(self) -> int:
+        """In how many other ways it may be run."""
+        return 0 if self.fallback is None else 1 + self.fallback.plans
 
     @property
     def is_set(self) -> bool:

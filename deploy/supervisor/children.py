@@ -71,6 +71,7 @@ class Reload:
     new: str
     due: float
     swap: bool
+    plans: int = 0
     serving: bool = False
 
     @property

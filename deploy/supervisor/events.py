@@ -43,11 +43,13 @@ class ReloadAsked:
     """Somebody wants another process in place of this child's. `beside`: while the old one still runs.
 
     `swap`: it will not be able to go on with the requests of the old one, which must end by themselves.
+    `plans`: how many others are left to it then.
     """
 
     name: str
     beside: bool
     swap: bool = False
+    plans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """Whatever starts for this child from now on is run by its second plan."""
+    """Whatever starts for this child from now on is run by its next plan."""
 
     child: str
 

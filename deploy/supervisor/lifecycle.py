@@ -291,10 +291,11 @@ class Lifecycle:
         if entry is None or entry.state is not State.RUNNING:
             return [Reloaded(False, f"{event.name} does not run just now; it is started anyway")]
         if not event.beside:
-            self._reload = Reload(entry.name, entry.name, due=math.inf, swap=event.swap)
+            self._reload = Reload(entry.name, entry.name, math.inf, event.swap, event.plans)
             return [Report(f"reload: {entry.name} ends first, for lack of memory"), *self._part(entry, now)]
         new = self._children.add_successor(entry, now).name
-        self._reload = Reload(entry.name, new, due=now + self._ready_timeout_s, swap=event.swap)
+        due = now + self._ready_timeout_s
+        self._reload = Reload(entry.name, new, due, event.swap, event.plans)
         return [Report(f"reload: {new} starts beside {entry.name}")]
 
     def _part(self, entry: Entry, now: float) -> list[Decision]:
@@ -312,6 +313,7 @@ class Lifecycle:
         if new.state is not State.RUNNING or new.leaving:
             return []
         reload.serving = True
+        self._falls.begin_anew(new.child, reload.plans)
         if not reload.beside:
             return self._end_reload(True, f"{name} ended, and runs anew")
         if old.state is State.RUNNING:

@@ -11,8 +11,12 @@ from msgspec.structs import replace
 FALLBACK_AFTER_S = 60.0
 """Well below what requests wait for a worker that they have lost."""
 
-OF_SETS = "hosts", "split", "backend", "hosts_port"
+PORT_OF_SETS = "hosts_port"
+OF_SETS = "hosts", "split", "backend", PORT_OF_SETS
 """Settings of workers whose models several processes run."""
+
+DRAFTER = "draft_model"
+"""The one of a single model."""
 
 REPLICAS_MAX = 64
 Replicas = Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
@@ -21,9 +25,9 @@ Setting = str | int | float | bool
 
 class ServedModel(Struct, frozen=True, kw_only=True):
     """A model and what clients call it. `named`: by somebody, else by the model itself. `replicas`: so many
-    workers serve it. `settings`: of these alone. `fallback`: another model, and `fallback_hosts` a hostfile,
-    that take its place when it has been down for `fallback_after` seconds; without hosts it is one process of
-    this machine."""
+    workers serve it. `settings`: of these alone. `fallback`: what takes its place, one after another, when it
+    has been down for `fallback_after` seconds: MODEL, MODEL@HOSTFILE or @HOSTFILE; without hosts it is one
+    process of this machine, without a model the same one."""
 
     name: str
     model: str | None = None
@@ -31,26 +35,38 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     resident: bool = False
     replicas: Replicas = 1
-    fallback: str | None = None
-    fallback_hosts: str | None = None
+    fallback: str | tuple[str, ...] = ()
     fallback_after: Annotated[float, Meta(gt=0, le=86400)] = FALLBACK_AFTER_S
     settings: dict[str, Setting] = {}
 
 
-def plan_b(model: ServedModel) -> ServedModel | None:
-    """What takes its place; None: nothing does."""
-    if model.fallback is None and model.fallback_hosts is None:
-        return None
+def plans(model: ServedModel) -> list[ServedModel]:
+    """What takes its place, in order."""
+    words = (model.fallback,) if isinstance(model.fallback, str) else model.fallback
     settings = {name: value for name, value in model.settings.items() if name not in OF_SETS}
-    hosts = {"hosts": model.fallback_hosts} if model.fallback_hosts else {}
+    return [_stand_in(model, settings, *parted(word)) for word in words]
+
+
+def _stand_in(
+    model: ServedModel, settings: dict[str, Setting], other: str | None, hosts: str | None
+) -> ServedModel:
+    if hosts is not None and PORT_OF_SETS in model.settings:
+        settings = settings | {PORT_OF_SETS: model.settings[PORT_OF_SETS]}
+    if other is not None:  # with another tokenizer, as likely as not
+        settings = {name: value for name, value in settings.items() if name != DRAFTER}
     return replace(
         model,
-        model=model.model if model.fallback is None else model.fallback,
+        model=other or model.model,
         named=True,
-        settings=settings | hosts | {"stands_in": True},
-        fallback=None,
-        fallback_hosts=None,
+        settings=settings | ({"hosts": hosts} if hosts else {}) | {"stands_in": True},
+        fallback=(),
     )
+
+
+def parted(word: str) -> tuple[str | None, str | None]:
+    """The model and the hostfile that a fallback names. A model with an @ in its name has one behind it."""
+    other, at, hosts = word.rpartition("@")
+    return (other or None, hosts or None) if at else (word, None)
 
 
 def first_loaded(models: Sequence[ServedModel]) -> list[ServedModel]:

@@ -40,6 +40,8 @@ class Reloads:
 
     def __init__(self, children: Sequence[Child]) -> None:
         self.programs = {name: child for child in children for name in (child.name, other_name(child.name))}
+        self._first = dict(self.programs)
+        """By which each child began: its first plan, until another model takes its place."""
         self._models = [child.name for child in children if child.model is not None]
         self.swap_for: str | None = None
         """The model that is to run in the place of the next child's; None: the same as before."""
@@ -79,16 +81,21 @@ class Reloads:
 
     def ask(self, name: str, *, runs: bool, beside: bool) -> ReloadAsked:
         """For the child whose turn it is; `name`: the one of its two names that it bears just now."""
-        self._before = self._after = self.programs[name]
-        if self.swap_for is not None:
-            self._after = self._before.swapped(self.swap_for)
+        self._before, self._after = self.programs[name], self.successor(name)
         self.programs[other_name(name)] = self._after
         if not (runs and beside):
             self.programs[name] = self._after
-        return ReloadAsked(name, beside, swap=self._after.model != self._before.model)
+        swap = self._after.model != self._before.model
+        return ReloadAsked(name, beside, swap=swap, plans=self._after.plans)
+
+    def successor(self, name: str) -> Child:
+        """What a reload brings: another model, if one was named; else the first plan."""
+        if self.swap_for is not None:
+            return self.programs[name].swapped(self.swap_for)
+        return self._first[name]
 
     def fall(self, child: str) -> None:
-        """It is run by its second plan from now on."""
+        """It is run by its next plan from now on."""
         plan = self.programs[child].fallback
         assert plan is not None, "it has one"
         self.programs[child] = self.programs[other_name(child)] = plan
@@ -97,6 +104,8 @@ class Reloads:
         """What became of the child whose turn it was. The answer to the order, unless more are to come."""
         name, *self._to_come = self._to_come
         self.programs[name] = self.programs[other_name(name)] = self._after if done else self._before
+        if done:
+            self._first[name] = self._first[other_name(name)] = self._after
         self._texts.append(text)
         if done and self._to_come:
             return None

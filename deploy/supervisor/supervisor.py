@@ -42,7 +42,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.falls import Falls
 from deploy.supervisor.gatewayline import GatewayLine
 from deploy.supervisor.lifecycle import Lifecycle
-from deploy.supervisor.memory import all_weight_bytes, weight_bytes, weights_of
+from deploy.supervisor.memory import all_weight_bytes, weights_of
 from deploy.supervisor.models import first_loaded
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Order, Reloading, Reloads
@@ -115,7 +115,10 @@ class Supervisor:
             replicas=[names for names in self._models.values() if len(names) > 1],
             loading=[child.name for child in workers if child.program],
             spares=Spares(takers, RestartPolicy(limits)),
-            falls=Falls({each.name: each.fallback_after_s for each in workers if each.fallback}),
+            falls=Falls(
+                {each.name: each.fallback_after_s for each in workers if each.fallback},
+                {each.name: each.plans for each in workers if each.fallback},
+            ),
         )
 
     def run(self) -> int:
@@ -211,11 +214,12 @@ class Supervisor:
         child = self._reloads.next
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
-        is_set = self._reloads.programs[child].is_set
-        swap_for = self._reloads.swap_for
-        swapped = weight_bytes(swap_for) if swap_for is not None else None
-        needed = max(self._taken_bytes(child), swapped or 0)
-        beside = not runs or (not is_set and self._fits(needed))
+        new = self._reloads.successor(child)
+        # Two sets would be at the same ports.
+        two_sets = self._reloads.programs[child].is_set and new.is_set
+        weights = weights_of(new.model) if new.model is not None else None
+        needed = max(self._taken_bytes(child), weights or 0)
+        beside = not runs or (not two_sets and self._fits(needed))
         return self._reloads.ask(name, runs=runs, beside=beside)
 
     def _fits(self, needed_bytes: int) -> bool:

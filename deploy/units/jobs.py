@@ -43,7 +43,8 @@ class Job:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     """The jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
     given, children = serve.read(argv, environ)
-    if sum(child.model is not None for child in children) > 1:
+    # What has to decide which of them runs, or how, is no service manager.
+    if sum(child.model is not None for child in children) > 1 or any(child.plans for child in children):
         return [_job_of_serve(argv, environ, given)]
     config = settings.config_file(argv, environ)
     found = [

@@ -112,7 +112,7 @@ def _text(line: str) -> str:
 
 def test_it_is_refused_in_a_sentence_where_it_cannot_be(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        system.start_worker("--model", str(model_folder("sliding")), module="worker")
+        system.start_worker("--model", str(model_folder("llama4")), module="worker")
         system.wait_ready()
         reply = ask(system, sparse_prefill=LITTLE)
         assert reply.status_code == 400

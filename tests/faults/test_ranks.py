@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from deploy.supervisor import control
 from tests.faults.falls import interpreter
 from tests.faults.ranks import ANSWER, Siege
 from tests.faults.sets import assert_gone, served_set
 from tests.faults.streams import ask, wait_for, wait_until_flowing
-from tests.system import NO_TLS, eventually
+from tests.system import NO_TLS
 
 STREAMS = 4
 LONG = ANSWER | {"max_tokens": 1000}
@@ -30,6 +33,33 @@ def test_streams_outlive_a_rank_that_is_killed_and_one_that_is_stopped(tmp_path:
     assert siege.outcome.answers == 2 * STREAMS
 
 
+STALL_S = 5.0
+SKIPPING = f"""#!/bin/bash
+while [[ $1 != worker ]]; do shift; done
+PYTHONPATH={Path(__file__).parents[2]} exec {sys.executable} -m tests.faults.skipping "$@"
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_wait_for_each_other_for_ever_are_ended_in_time_and_streams_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_STALL_TIMEOUT", str(STALL_S))
+    python = interpreter(tmp_path)
+    python.write_text(SKIPPING)
+    with served_set(tmp_path, python=str(python)) as served:
+        [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
+        wait_for([alone], 60)
+        streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
+        wait_until_flowing(streams)
+        members = served.whole()
+        members[1].send_signal(signal.SIGUSR1)
+        assert not psutil.wait_procs(members, timeout=3 * STALL_S)[1]
+        wait_for(streams, 120)
+        assert [stream.texts for stream in streams] == [alone.texts] * STREAMS
+        assert "no step for" in served.process.log()
+
+
 @pytest.mark.timeout(300)
 def test_nothing_of_a_set_outlives_its_supervisor(tmp_path: Path) -> None:
     with served_set(tmp_path, mode="tensor") as served:
@@ -39,10 +69,15 @@ def test_nothing_of_a_set_outlives_its_supervisor(tmp_path: Path) -> None:
         assert_gone(members)
 
 
-@pytest.mark.timeout(300)
-def test_streams_go_on_by_the_second_plan_when_a_rank_stays_away(tmp_path: Path) -> None:
-    python = interpreter(tmp_path)
-    with served_set(tmp_path, "--fallback-after=2", python=str(python), falls=True) as served:
+@pytest.mark.timeout(400)
+def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_leads_back(
+    tmp_path: Path,
+) -> None:
+    python, away = interpreter(tmp_path), tmp_path / "away.json"
+    host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": f"{tmp_path}/absent"}
+    away.write_text(json.dumps([host] * 2))
+    plans = f"--fallback=@{away}", "--fallback-after=2"
+    with served_set(tmp_path, *plans, python=str(python), falls=True) as served:
         [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
         wait_for([alone], 60)
         streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
@@ -65,4 +100,11 @@ def test_streams_go_on_by_the_second_plan_when_a_rank_stays_away(tmp_path: Path)
         wait_for([after], 60)
         assert after.texts == alone.texts
         assert all("continued_by" not in document for document in after.documents)
-        eventually(lambda: "its second plan takes over" in served.process.log(), within_s=5, what="said")
+        said = served.process.log()
+        assert said.index("plan 2 of 3 takes over") < said.index("plan 3 of 3 takes over")
+        interpreter(tmp_path)
+        assert control.order(control.path_for(served.port))[0]
+        assert len(served.whole()) == served.ranks
+        back = ask(served.url, "Count from 1 to 200.", **LONG)
+        wait_for([back], 60)
+        assert back.texts == alone.texts

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.models import whole_families
 from tests.models.configs import Config
-from tests.models.family_sizes import WIDTH, nesting, of
+from tests.models.family_sizes import WIDTH, nesting, of, thirds
 from tests.models.zoo import ZOO
 
 REFUSED = {
@@ -30,6 +30,8 @@ CUT_SHOWS = {
 
 PREFIX = "family-"
 """Of a family's name as a model: the zoo has some of the same name."""
+THIRDS = "thirds-"
+"""The same of one whose sizes can be divided by three."""
 
 _ROTATED: Config = {"rope_theta": 10000.0, "rope_type": "default"}
 _SCALED: Config = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 32, **_ROTATED}
@@ -211,7 +213,7 @@ def _bound(file: Path) -> set[str]:
 
 
 def is_family(name: str) -> bool:
-    return name.startswith(PREFIX)
+    return name.startswith((PREFIX, THIRDS))
 
 
 def of_mlx_vlm(name: str) -> bool:
@@ -221,6 +223,8 @@ def of_mlx_vlm(name: str) -> bool:
 
 def config_of(name: str) -> Config:
     """The config of a family's model: the zoo's, its own, or what most have in common."""
+    if name.startswith(THIRDS):
+        return thirds(config_of(PREFIX + name.removeprefix(THIRDS)))
     family = name.removeprefix(PREFIX)
     if family in whole_families.listed():
         return whole_families.config_of(family)

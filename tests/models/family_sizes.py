@@ -175,3 +175,41 @@ def nesting(family: str, text: Config) -> Config:
     """The config of a family that has its language model's in a part."""
     ends = {key: text[key] for key in ("tie_word_embeddings", "vocab_size")}
     return {"model_type": family, "dtype": "float32", "text_config": text} | ends
+
+
+_DIVIDED = {
+    *_WIDTHS,
+    *_INNER,
+    *_LAYERS,
+    "num_attention_heads",
+    "num_heads",
+    "num_key_value_heads",
+    "num_attention_groups",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "o_groups",
+    "sparse_num_index_heads",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "expert_ffn_hidden_size",
+    "share_expert_dim",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+}
+"""What ranks have a part of each."""
+
+
+def thirds(config: Config) -> Config:
+    """The same half as large again, in whatever three ranks are to divide, parts included, and in width."""
+    layers = next((config[key] for key in _LAYERS if key in config), 0)
+    return {key: _half_more(key, value, layers) for key, value in config.items()}
+
+
+def _half_more(key: str, value: object, layers: int) -> object:
+    if isinstance(value, dict):
+        return thirds(value)
+    if isinstance(value, list) and len(value) == layers and layers % 3:
+        return [*value, *value[: layers // 2]]
+    if isinstance(value, int) and key in _DIVIDED and value % 3:
+        return value * 3 // 2
+    return value

@@ -19,6 +19,8 @@ from mlx_lm.utils import load_model
 from tests.models.fixtures import model_folder
 
 HEADS = "hybrid_heads"
+UNTIED = "hybrid_heads_untied"
+"""The same, with an output layer of its own, which ranks have parts of."""
 PROMPTS = tuple(tuple((37 * prompt + 11 * place) % 1900 for place in range(20)) for prompt in range(6))
 ANSWER_TOKENS = 40
 _RIDGE = 1e-3
@@ -37,6 +39,18 @@ def make_heads(folder: Path) -> Path:
     weights = dict(mx.load(str(folder / "model.safetensors")).items())
     heads = {f"mtp.{name}": array for name, array in _weights(network, text).items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights | heads, metadata={"format": "mlx"})
+    return folder
+
+
+def make_untied(folder: Path) -> Path:
+    """Write that into `folder`, made if absent."""
+    shutil.copytree(model_folder(HEADS), folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    weights = dict(mx.load(str(folder / "model.safetensors")).items())
+    weights["language_model.lm_head.weight"] = weights["language_model.model.embed_tokens.weight"]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
 
 

@@ -19,7 +19,7 @@ from tests.models.drafters import DRAFTERS, make_drafter
 from tests.models.encoders import ENCODERS, make_encoder
 from tests.models.eyes import EYES, make_eyes
 from tests.models.families import config_of, is_family, of_mlx_vlm
-from tests.models.heads import HEADS, make_heads
+from tests.models.heads import HEADS, UNTIED, make_heads, make_untied
 from tests.models.tokenizer import END_OF_TURN, PADDING, save_tokenizer, train_tokenizer
 from tests.models.weights import draw_weights, quantized
 from tests.models.whole_weights import shapes_of
@@ -34,8 +34,8 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
 
     `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text), and the zoo has one for each other
     kind of cache, `families` one for each family; those of `encoders` answer with numbers, those of `eyes`
-    see; `hybrid_heads` guesses what it says next, those of `drafters` what another one says. All float32 (or
-    quantized) and, but for one family, under 8 MB. Raises ValueError for another name.
+    see; `hybrid_heads` and `hybrid_heads_untied` guess what they say next, those of `drafters` what another
+    one says. All float32 (or quantized) and, but for one family, under 8 MB. Raises ValueError for others.
     """
     if name in ENCODERS:
         return make_encoder(name, folder, seed)
@@ -45,6 +45,8 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
         return make_drafter(name, folder)
     if name == HEADS:
         return make_heads(folder)
+    if name == UNTIED:
+        return make_untied(folder)
     if name not in NAMES and name not in ZOO and not is_family(name):
         raise ValueError(f"no model is called {name!r}; there are {', '.join((*NAMES, *ZOO))}")
     # transformers encodes every Qwen3.5 prompt in NFC whatever its tokenizer.json says; let it say so.

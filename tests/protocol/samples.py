@@ -53,6 +53,7 @@ from protocol.parts import (
     Media,
     PrefixStatus,
     PromptToken,
+    RankTaken,
     Resources,
     Reuse,
     RowStatus,
@@ -232,6 +233,16 @@ FULL: list[Message] = [
             device_peak_bytes=2**36,
             device_spare_bytes=2**30,
             uptime_s=86400.5,
+            ranks=[
+                RankTaken(
+                    rank=1,
+                    host="mac-2",
+                    resident_bytes=2**33,
+                    device_bytes=2**34,
+                    device_peak_bytes=2**35,
+                    device_spare_bytes=2**29,
+                )
+            ],
         ),
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
         drafts=DraftStatus(
@@ -993,13 +1004,24 @@ BEFORE_PLANS: list[Message] = [
 """As `FULL` before a model could be run by several processes, and another plan go on with its answers."""
 
 
+def _of_one(beat: Heartbeat) -> Heartbeat:
+    """Without what other processes take."""
+    assert beat.resources is not None
+    return replace(beat, resources=replace(beat.resources, ranks=[]))
+
+
+BEFORE_RANKS: list[Message] = [_of_one(message) for message in FULL if isinstance(message, Heartbeat)]
+"""As `FULL` before a worker told of the other processes of its set."""
+
+
 def _whole(message: Message) -> Message:
     """A message of `FULL` without what is told of parts of a prompt that are left out."""
     match message:
         case Generate():
             return replace(message, sparse=None, left_out=[])
         case Heartbeat(rows=rows):
-            return replace(message, rows=[replace(row, reuse=REUSE if row.reuse else None) for row in rows])
+            rows = [replace(row, reuse=REUSE if row.reuse else None) for row in rows]
+            return replace(_of_one(message), rows=rows)
         case Reused():
             return replace(message, reuse=REUSE)
         case Finished(usage=usage):
@@ -1038,6 +1060,7 @@ KINDS = {
     "before_replicas": BEFORE_REPLICAS,
     "before_plans": BEFORE_PLANS,
     "before_sparse": BEFORE_SPARSE,
+    "before_ranks": BEFORE_RANKS,
 }
 
 

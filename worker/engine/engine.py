@@ -32,6 +32,7 @@ from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.gaps import gapped
 from worker.engine.caches.prefill import prefill_abreast, prefill_together
+from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.trial import Abilities, Stage, find_abilities
 from worker.engine.following import Followers
 from worker.engine.group import Group, Member
@@ -88,8 +89,8 @@ class BatchEngine:
         self._prefilling: dict[str, RowCaches] = {}
         self._stands: dict[str, int] = {}
         """How many of their tokens are run, of these."""
-        self._gaps: dict[str, int] = {}
-        """Tokens that were left out, of rows that are prefilled."""
+        self._gaps: dict[str, Gaps] = {}
+        """What was left out of rows that are prefilled."""
         self._members: dict[str, Member] = {}
         self._joining: list[Member] = []
         self._groups: list[Group] = []
@@ -136,7 +137,7 @@ class BatchEngine:
         else:
             for row, tokens in plain.items():
                 caches = self._prefilling.setdefault(row, self._fresh())
-                given = gapped(caches, self._gaps.get(row, 0))
+                given = gapped(caches, self._gaps.get(row, NO_GAPS))
                 self._model(mx.array([list(tokens)], mx.uint32), cache=given)
                 self._ear.hear([row], [len(tokens)])
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
@@ -159,10 +160,10 @@ class BatchEngine:
         self._ear.skip(row, len(tokens))
         return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
-    def leave_out(self, row: str, tokens: int) -> None:
+    def leave_out(self, row: str, first: int, last: int) -> None:
         """See `contract.Engine`."""
-        self._gaps[row] = self._gaps.get(row, 0) + tokens
-        self._ear.skip(row, tokens)
+        self._gaps[row] = self._gaps.get(row, NO_GAPS).and_also(first, last)
+        self._ear.skip(row, last - first)
 
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""
@@ -178,9 +179,9 @@ class BatchEngine:
         caches = self._prefilling.pop(row, None) or self._fresh()
         drawing = Row(draw, self._sight.ids(row, tokens), prompt_tokens)
         token = mx.array([tokens[-1]], mx.uint32)
-        gap = self._gaps.pop(row, 0)
+        gaps = self._gaps.pop(row, NO_GAPS)
         self._stands.pop(row, None)
-        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row), gap)
+        member = Member(row, len(tokens), drawing, token, caches, self._sight.shift(row), gaps)
         self._members[row] = member
         self._joining.append(member)
 
@@ -232,7 +233,7 @@ class BatchEngine:
         self._reseat()
         drafts = drafts if self.abilities.ahead else NO_DRAFTS
         turning = [
-            group for group in self._groups if any(m.name in drafts and not m.gap for m in group.living)
+            group for group in self._groups if any(m.name in drafts and not m.is_sparse for m in group.living)
         ]
         self._groups = [group for group in self._groups if group not in turning]
         questions = [question for group in self._groups for question in self._dispatched(group)]
@@ -241,8 +242,8 @@ class BatchEngine:
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
         for group in turning:
             members = group.detach(self._fresh)
-            self._ahead.board([member for member in members if not member.gap])
-            self._joining += [member for member in members if member.gap]
+            self._ahead.board([member for member in members if not member.is_sparse])
+            self._joining += [member for member in members if member.is_sparse]
         self._advance(1)
         return self._ahead.run(step, drafts, self._helpers)
 
@@ -330,8 +331,8 @@ class BatchEngine:
     # --- who decodes with whom ---
 
     def _reseat(self) -> None:
-        dense = [member for member in self._joining if not member.gap]
-        sparse = [member for member in self._joining if member.gap]
+        dense = [member for member in self._joining if not member.is_sparse]
+        sparse = [member for member in self._joining if member.is_sparse]
         self._joining = [*self._ahead.reseat(dense), *sparse]
         if not self._joining and not any(group.has_holes for group in self._groups):
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.caches.cost import row_cost
 from worker.engine.flock import Flocks
-from worker.engine.weighing import can_weigh, weigh
+from worker.engine.weighing import can_weigh, weighing
 
 
 class Followers:
@@ -30,6 +30,8 @@ class Followers:
         self._flocks = Flocks(self, partial(make_prompt_cache, model))
         self.can_weigh = can_weigh(make_prompt_cache(model))
         """Whether `weigh` can be asked."""
+        self._weighing: dict[str, Iterator[Any]] = {}
+        """What is left to be done, of rows that are being weighed."""
 
     def think(
         self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
@@ -59,17 +61,24 @@ class Followers:
         """See `Drafter`."""
         return self._flocks.draft(news, count)
 
-    def weigh(self, row: str, last: int) -> Sequence[float]:
+    def weigh(self, row: str, last: int) -> Sequence[float] | None:
         """See `drafts.Weigher`."""
-        weights: Any = weigh(self._model, self._flocks.own(row), last).tolist()
-        return list(weights)
+        if row not in self._weighing:
+            self._weighing[row] = weighing(self._model, self._flocks.own(row), last)
+        weights = next(self._weighing[row])
+        if weights is None:
+            return None
+        del self._weighing[row]
+        return list(weights.tolist())
 
     def drop(self, row: str) -> None:
         """See `Drafter`."""
+        self._weighing.pop(row, None)
         self._flocks.drop(row)
 
     def reset(self) -> None:
         """See `Drafter`."""
+        self._weighing.clear()
         self._flocks.clear()
 
     def cache_bytes(self) -> int:

@@ -11,6 +11,7 @@ import mlx.nn as nn
 
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.gaps import gapped
+from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.sampling.helpers import Job
 from worker.engine.sampling.row import Row
 from worker.engine.sampling.sampler import Agree, Drawing, Sampled, Sampler
@@ -22,7 +23,7 @@ class Member:
     """A started row.
 
     `length`: tokens of its sequence, with the pending one, which is not in its caches yet. `token`: that one,
-    [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gap`: so many
+    [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`: which
     of its tokens were left out of its caches.
     """
 
@@ -32,8 +33,13 @@ class Member:
     token: mx.array | None
     caches: RowCaches
     shift: int = 0
-    gap: int = 0
+    gaps: Gaps = NO_GAPS
     dropped: bool = False
+
+    @property
+    def is_sparse(self) -> bool:
+        """Something was left out."""
+        return bool(self.gaps.spans)
 
     @property
     def held(self) -> int:
@@ -43,7 +49,7 @@ class Member:
     @property
     def columns(self) -> int:
         """Tokens in its caches when it has been fed the pending one."""
-        return self.length - self.gap
+        return self.length - self.gaps.total
 
 
 def shifts_of(members: Sequence[Member]) -> dict[str, mx.array]:
@@ -97,7 +103,7 @@ class Group(Company):
         no row has a grammar.
         """
         assert self._sampler is not None
-        caches = gapped(self._own, self.members[0].gap) if self._batch is None else self._batch.caches
+        caches = gapped(self._own, self.members[0].gaps) if self._batch is None else self._batch.caches
         logits = model(self._tokens[:, None], cache=caches, **shifts_of(self.members))[:, -1, :]
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
@@ -138,7 +144,7 @@ class Group(Company):
             order = self._seat_around_own(joining, fresh)
         else:
             leaving = [place for place, member in enumerate(self.members) if member.dropped]
-            held, gaps = [m.held for m in joining], [m.gap for m in joining]
+            held, gaps = [m.held for m in joining], [m.gaps for m in joining]
             order = self._batch.reseat(leaving, [m.caches for m in joining], held, gaps)
         everybody = [*self.members, *joining]
         tokens = [self._tokens, *(member.token for member in joining if member.token is not None)]
@@ -160,7 +166,7 @@ class Group(Company):
         if len(kept) > 1:
             self._batch = Batch(fresh())
             seated = [everybody[row] for row in order]
-            self._batch.reseat([], kept, [m.held for m in seated], [m.gap for m in seated])
+            self._batch.reseat([], kept, [m.held for m in seated], [m.gaps for m in seated])
         return order
 
     def source(self, member: Member) -> tuple[RowCaches | Batch, int]:

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
 from worker.engine.caches.batch import RowCaches
+from worker.engine.trees import arrays_of
 
 
 class Prediction:
@@ -26,6 +27,12 @@ class Prediction:
         self._module = module.bind(model)
         attention = module.layers[0].self_attn
         self.cache_values = 2 * attention.num_key_value_heads * attention.head_dim * len(module.layers)
+
+    def arrays(self) -> list[mx.array]:
+        """Of all weights that are used, the model's own among them."""
+        bound = (self._module, self._module._input_embed, self._module._lm_head_fn)
+        modules = [module for module in bound if isinstance(module, nn.Module)]
+        return [array for module in modules for array in arrays_of(module.parameters()).values()]
 
     def fresh(self) -> RowCaches:
         """See `heads.Layers`."""

@@ -1,74 +1,103 @@
 """How much each token of a prompt matters to what is said next, by a small model that has read it.
 
-What upstream's attention looks at stays inside it. But a mask is added to what it looks with, and masks are
-handed out by the caches: how the likeliest continuation would change with the mask of a token is a gradient,
-and tells how much that token is looked at, through all layers together. The continuation are a few tokens
-that the model says itself, as in SpecPrefill (arXiv 2502.02789), which takes the attention instead.
+As in SpecPrefill (arXiv 2502.02789): the model says a few tokens more, and what it looks at for these
+matters. Its attention stays inside upstream's layers. But what a head of attention gives out is the sum of
+all values, each times the attention that it has, and values are handed out by the caches. So the gradient
+of what is said by a value is that attention times how much the head's output matters to it, one direction for
+all tokens, whose length is taken. A gradient by the scores themselves, or by a mask, would not do: it
+vanishes where the attention is sure of what it looks at, and that is where something is recalled.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.base import create_causal_mask
 
 from worker.engine.caches.batch import RowCaches, leaf_caches
 from worker.engine.caches.gaps import Gapped, each_positional
 
 AHEAD_TOKENS = 8
 """Of the continuation."""
+LEAST_SUM = 1e-30
 
 
-class Weighted(Gapped):
-    """A cache that hands out `bias` as a mask beside its own: [tokens, columns], the same in all layers."""
+class Heard(Gapped):
+    """A cache of which is heard how its values are used: the gradient by `lengths`, zeros of [1, heads,
+    columns], is how long those by the values in these columns are."""
 
-    def __init__(self, cache: Any, bias: mx.array) -> None:
-        super().__init__(cache, 0)
-        vars(self)["_bias"] = bias
+    def __init__(self, cache: Any, lengths: mx.array) -> None:
+        super().__init__(cache)
+        vars(self)["_lengths"] = lengths
 
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """[tokens, columns]: what is added to the scores of attention."""
-        bias: mx.array = vars(self)["_bias"]
-        seen = create_causal_mask(N, self._cache.offset, window_size=window_size)
-        return mx.where(seen, bias, mx.finfo(bias.dtype).min)
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As upstream's."""
+        lengths: mx.array = vars(self)["_lengths"]
+        keys, values = self._cache.update_and_fetch(keys, values)
+        listened: Any = _listened(keys if _are_latents(keys, values) else values, lengths)
+        return (listened, values) if _are_latents(keys, values) else (keys, listened)
+
+
+def _are_latents(keys: mx.array, values: mx.array) -> bool:
+    """Latent attention keeps as keys what both are made of, for all heads, and as values what only tells
+    where a token stands."""
+    return keys.shape[1] == 1 and values.shape[-1] < keys.shape[-1]
+
+
+@mx.custom_function
+def _listened(values: mx.array, lengths: mx.array) -> mx.array:
+    return values
+
+
+@_listened.vjp
+def _lengths_of(primals: Sequence[mx.array], slope: mx.array, _: mx.array) -> tuple[mx.array, mx.array]:
+    columns = primals[1].shape[-1]
+    return slope, mx.linalg.norm(slope[..., :columns, :].astype(mx.float32), axis=-1)
 
 
 def weigh(network: nn.Module, caches: RowCaches, last: int) -> mx.array:
     """[columns] float32: the weight of each token in the caches, which are left as they are. `last`: the one
-    behind them.
+    behind them. Of each token said ahead, all weights together are the same.
 
-    Layers with windows have no part in it. Raises what upstream raises where a mask cannot be added.
+    Layers with windows have no part in it.
     """
-    said = _said(network, copy.deepcopy(caches), last)
-    whole = next(_whole(caches))
-    held, dtype = whole.offset, whole.keys_and_values()[1].dtype
-    tokens = mx.array([said[:-1]], mx.uint32)
+    *_, weights = weighing(network, caches, last)
+    found: mx.array = weights
+    return found
 
-    def likelihood(bias: mx.array) -> mx.array:
+
+def weighing(network: nn.Module, caches: RowCaches, last: int) -> Iterator[Any]:
+    """As `weigh`, in parts of about two steps each, so that others can step between: None for each but the
+    last, which is the weights."""
+    rows = copy.deepcopy(caches)
+    held = next(_whole(rows)).offset
+    weights, token = mx.zeros(held), mx.array([[last]], mx.uint32)
+    for left in reversed(range(AHEAD_TOKENS)):
+        token, heads = looked_at(network, rows, token, held)
+        lengths = heads.sum(axis=0)
+        weights += lengths / mx.maximum(lengths.sum(), LEAST_SUM)
+        mx.eval(weights, token, [cache.state for cache in rows])
+        yield None if left else weights
+
+
+def looked_at(network: nn.Module, rows: RowCaches, token: mx.array, held: int) -> tuple[mx.array, mx.array]:
+    """The likeliest token behind this one, [1, 1], which the caches have then read; and, [heads of all
+    layers, columns], how long the gradients of its logit are by the values in the first columns."""
+
+    def said(lengths: list[mx.array]) -> tuple[mx.array, mx.array]:
+        left = iter(lengths)
         given = each_positional(
-            copy.deepcopy(caches),
-            lambda cache: cache if hasattr(cache, "max_size") else Weighted(cache, bias),
+            rows, lambda cache: cache if hasattr(cache, "max_size") else Heard(cache, next(left))
         )
-        logits = network(tokens, cache=given)[0].astype(mx.float32)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        return mx.take_along_axis(logprobs, mx.array(said[1:])[:, None], axis=-1).sum()
+        logits = network(token, cache=given)[0, -1].astype(mx.float32)
+        return logits.max(), mx.argmax(logits)
 
-    slopes = mx.grad(likelihood)(mx.zeros((AHEAD_TOKENS, held + AHEAD_TOKENS), dtype))
-    return mx.abs(slopes[:, :held].astype(mx.float32)).mean(axis=0)
-
-
-def _said(network: nn.Module, caches: RowCaches, last: int) -> list[int]:
-    """The likeliest continuation, with the token that it begins behind."""
-    said = [last]
-    for _ in range(AHEAD_TOKENS):
-        logits = network(mx.array([said[-1:]], mx.uint32), cache=caches)
-        token: Any = mx.argmax(logits[0, -1]).item()
-        said.append(int(token))
-    return said
+    silent = [mx.zeros((1, cache.keys_and_values()[1].shape[1], held)) for cache in _whole(rows)]
+    (_, then), lengths = mx.value_and_grad(said)(silent)
+    return then.reshape(1, 1), mx.concatenate(lengths, axis=1)[0]
 
 
 def can_weigh(caches: RowCaches) -> bool:

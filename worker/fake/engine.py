@@ -68,7 +68,7 @@ class FakeEngine:
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
         return {row: [_likelihood(token, of.top) for token in of.tokens] for row, of in targets.items()}
 
-    def leave_out(self, row: str, tokens: int) -> None:
+    def leave_out(self, row: str, first: int, last: int) -> None:
         """Rows have no caches here."""
 
     def fork(self, row: str, copy: str) -> None:

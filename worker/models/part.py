@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,10 @@ from worker.models.split import PartNetwork, Split, weight_bytes
 from worker.models.tasks import find_task
 
 if TYPE_CHECKING:
+    from worker.drafts import Drafter
     from worker.engine.caches.trial import Abilities
+    from worker.models.partdrafts import PartDrafts
+    from worker.models.tokenizers import Tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +52,17 @@ class PartLoader:
         room: Room | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        drafts: PartDrafts | None = None,
         laps: Laps | None = None,
     ) -> None:
-        """As for `ModelLoader`. `room`: None: what the machine has."""
+        """As for `ModelLoader`. `room`: None: what the machine has. `drafts`: None: nobody guesses."""
         self.name = served_name or name_of(model)
         self._model = model
         self._split = split
         self._room = room or Room(self.name)
         self._task = task
         self._text_only = text_only
+        self._drafts = drafts
         self._laps = laps or Laps()
         self._folder = Path()
         self._config: ModelConfig
@@ -70,6 +76,8 @@ class PartLoader:
         self._folder, self._config = folder, self._inspect(folder)
         self._require_splittable()
         weight_files(folder, self.name)
+        if self._drafts is not None:
+            self._drafts.find()
         self._laps.lap("imports")
         reason = ""
         try:
@@ -84,12 +92,22 @@ class PartLoader:
         self._laps.lap("weights")
 
     def _read(self, progress: Progress) -> None:
-        self._network = self._split.open(self._folder)
-        self._weight_bytes = weight_bytes(self._network)
+        drafts, split = self._drafts, self._split
+        self._network = split.open(self._folder, partial(drafts.look, self._folder) if drafts else None)
+        part_bytes = weight_bytes(self._network)
+        self._weight_bytes = part_bytes + (drafts.weight_bytes(self._network) if drafts else 0)
         budget = self._room.budget(self._weight_bytes)
         prepare_device(budget)
         evaluate(self._network, progress)
         self._cache_bytes = budget.left_for_caches(self._weight_bytes)
+        if drafts is not None and drafts.has_model:
+            drafts.load(self._folder, part_bytes, split, self._tokenizers)
+
+    @cached_property
+    def _tokenizers(self) -> Tokenizers:
+        from worker.models.tokenizers import Tokenizers
+
+        return Tokenizers(self._folder, self._config, TOKENIZERS)
 
     def _inspect(self, folder: Path) -> ModelConfig:
         config = read_config(folder, self.name)
@@ -117,17 +135,21 @@ class PartLoader:
     def model(self) -> Model:
         """The first rank's: what it says of itself holds for all. Raises `ModelError`."""
         from worker.models.text import build_text_model
-        from worker.models.tokenizers import Tokenizers
 
-        folder = self._folder
-        tokenizers = Tokenizers(folder, self._config, TOKENIZERS)
+        folder, abilities = self._folder, self._abilities()
+        if self._drafts is not None and self._drafts.has_model and not abilities.ahead:
+            reasons = "; ".join(abilities.reasons)
+            raise ModelError(
+                self._named(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
+            )
         model = build_text_model(
             self.name,
             folder,
             self._config,
             self._network,
-            abilities=self._abilities(),
-            tokenizers=tokenizers,
+            drafter=self._drafter(abilities),
+            abilities=abilities,
+            tokenizers=self._tokenizers,
             agree=self._split.drawn,
         )
         self._laps.lap("tokenizer")
@@ -146,7 +168,9 @@ class PartLoader:
         """Another rank's. Raises whatever upstream does."""
         from worker.engine.engine import BatchEngine
 
-        engine = BatchEngine(self._network, self._abilities(), agree=self._split.drawn)
+        abilities = self._abilities()
+        self._drafter(abilities)
+        engine = BatchEngine(self._network, abilities, agree=self._split.drawn)
         self._proven(engine)
         return engine
 
@@ -159,6 +183,11 @@ class PartLoader:
         found = find_abilities(stage, self._split.agreed, alike=alike)
         self._laps.lap("trial")
         return found
+
+    def _drafter(self, abilities: Abilities) -> Drafter | None:
+        if self._drafts is None:
+            return None
+        return self._drafts.drafter(self._split, self._network, ahead=abilities.ahead)
 
     def _proven(self, engine: Engine) -> int:
         """Warm; the bytes that are left for caches on every rank, as the first one counts them."""
@@ -173,7 +202,9 @@ class PartLoader:
         return memory.taken()
 
 
-def part_loader(settings: WorkerSettings, split: Split, laps: Laps | None = None) -> PartLoader:
+def part_loader(
+    settings: WorkerSettings, split: Split, drafts: PartDrafts | None, laps: Laps | None = None
+) -> PartLoader:
     """As a worker's settings have it."""
     model = settings.model or None
     name = settings.served_name or name_of(model)
@@ -185,5 +216,6 @@ def part_loader(settings: WorkerSettings, split: Split, laps: Laps | None = None
         room=Room(name, *limits),
         task=settings.task,
         text_only=settings.text_only,
+        drafts=drafts,
         laps=laps,
     )

@@ -15,6 +15,7 @@ import faulthandler
 import json
 import logging
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mlx_lm.utils import get_total_parameters, load_model
 from protocol.hosts import Backend, Mode
 from worker.contract import ModelError
 from worker.engine.caches.batch import RowCaches, leaf_caches
+from worker.engine.hearing import Tap
 from worker.engine.trees import arrays_of
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,11 @@ class PartNetwork(nn.Module):
         initialize: Any = super().__init__  # which MLX leaves without types
         initialize()
         self.part = part
+        self._tap: Tap | None = None
+
+    def listen(self, tap: Tap | None) -> None:
+        """What comes by at `tap` is computed with each pass: on all ranks, for whoever of them uses it."""
+        self._tap = tap
 
     @property
     def layers(self) -> Any:
@@ -60,7 +67,8 @@ class PartNetwork(nn.Module):
         """Logits, [rows, tokens, vocabulary]. `tokens` is [rows, tokens]."""
         logits: mx.array = self.part(tokens, cache=cache)
         # Of prompts nobody wants the logits, which are large; their caches are tied to what is sent.
-        mx.async_eval(logits if tokens.shape[1] == 1 else [layer.state for layer in cache])
+        wanted = logits if tokens.shape[1] == 1 else [layer.state for layer in cache]
+        mx.async_eval(wanted, [] if self._tap is None else self._tap.last)
         return logits
 
 
@@ -93,10 +101,12 @@ class Split:
 
     # --- the network ---
 
-    def open(self, folder: Path) -> PartNetwork:
-        """This rank's part of a folder's network, its weights not read yet. Raises `ModelError` for one that
-        cannot be split, and one of many errors for one that cannot be opened."""
+    def open(self, folder: Path, look: Callable[[nn.Module], None] | None = None) -> PartNetwork:
+        """This rank's part of a folder's network, its weights not read yet. `look` is shown the whole. Raises
+        `ModelError` for one that cannot be split, and one of many errors for one that cannot be opened."""
         network, config = load_model(folder, lazy=True)
+        if look is not None:
+            look(network)
         self.parameters = int(get_total_parameters(network))
         self.mode = self._mode_for(network, str(config.get("model_type")))
         if self.mode == "tensor":
@@ -106,7 +116,7 @@ class Split:
                 network.shard(self._group)
             else:
                 network.model.pipeline(self._group)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, AssertionError) as error:
             raise ModelError(
                 f"it cannot be split by {self.mode} over {self.size} ({_line(error)}). Name fewer hosts."
             ) from None

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from protocol.parts import RankTaken
 from worker.contract import Draw, Targets
 
 
@@ -21,7 +22,10 @@ class _Said(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Join(_Said, frozen=True, tag=True, array_like=True):
-    """All ranks are there: meet them in upstream's group, then read the weights."""
+    """All ranks are there: meet them in upstream's group, then read the weights. `uses_heads`: and whatever
+    guesses by what the model thinks."""
+
+    uses_heads: bool = False
 
 
 class Prove(_Said, frozen=True, tag=True, array_like=True):
@@ -35,7 +39,8 @@ class Prefill(_Said, frozen=True, tag=True, array_like=True):
 
 class LeaveOut(_Said, frozen=True, tag=True, array_like=True):
     row: str
-    tokens: int
+    first: int
+    last: int
 
 
 class Fork(_Said, frozen=True, tag=True, array_like=True):
@@ -106,6 +111,12 @@ class Read(_Said, frozen=True, tag=True, array_like=True):
     rank: int
 
 
+class Told(_Said, frozen=True, tag=True, array_like=True):
+    """What its process takes just now: after the proof, and now and then behind what it was called to do."""
+
+    taken: RankTaken
+
+
 class Refused(_Said, frozen=True, tag=True, array_like=True):
     """It cannot have its part of the model. `for_good`: trying again is no help."""
 
@@ -114,7 +125,7 @@ class Refused(_Said, frozen=True, tag=True, array_like=True):
     for_good: bool
 
 
-Word = Here | Read | Refused
+Word = Here | Read | Told | Refused
 
 _ENCODER = msgspec.msgpack.Encoder()
 _CALLS: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

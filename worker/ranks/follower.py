@@ -14,19 +14,24 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from protocol import sockets
+from protocol.naming import name_of
 from protocol.settings import EXIT_CONFIGURATION
 from protocol.workersettings import WorkerSettings
 from worker.contract import Cut, Draw, Engine, ModelError, NoRoomError, Piece
 from worker.guides import Foreseen, Guide
-from worker.models.part import PartLoader, part_loader
+from worker.models.part import part_loader
+from worker.models.partdrafts import PartDrafts
 from worker.models.split import Split
 from worker.ranks import calls
 from worker.ranks.line import FollowerLine
+from worker.ranks.memory import TELL_EVERY_S, Telling
 from worker.ranks.place import FIRST, Place
 from worker.ranks.watch import Watch
+
+C = TypeVar("C", bound=calls.Call)
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +79,8 @@ class Follower:
                 engine.step(drafts)
             case calls.Start(row, tokens, prompt_tokens, draw, held):
                 engine.start(row, tokens, prompt_tokens, _held(draw) if held else draw)
-            case calls.LeaveOut(row, tokens):
-                engine.leave_out(row, tokens)
+            case calls.LeaveOut(row, first, last):
+                engine.leave_out(row, first, last)
             case calls.Fork(row, copy):
                 engine.fork(row, copy)
             case calls.Drop(row):
@@ -120,9 +125,8 @@ def run(place: Place, settings: WorkerSettings) -> int:
         _end_first()
         return EXIT_BROKEN
     Watch(line.monitor, _ends).start()
-    split = Split(place.backend, settings.split)
     try:
-        _follow(place.rank, line, part_loader(settings, split), split)
+        _follow(place, line, settings)
     except (ModelError, NoRoomError) as error:
         log.error("%s", error)
         for_good = isinstance(error, ModelError)
@@ -134,22 +138,29 @@ def run(place: Place, settings: WorkerSettings) -> int:
     return EXIT_BROKEN
 
 
-def _follow(rank: int, line: FollowerLine, loader: PartLoader, split: Split) -> NoReturn:
+def _follow(place: Place, line: FollowerLine, settings: WorkerSettings) -> NoReturn:
     """Raises what ends it."""
-    _expect(line.hear(), calls.Join)
+    split, join = Split(place.backend, settings.split), _expect(line.hear(), calls.Join)
+    name = settings.served_name or name_of(settings.model or None)
+    drafts = PartDrafts(name, draft_model=None, uses_heads=join.uses_heads, leads=False, trials=None)
+    loader = part_loader(settings, split, drafts)
     split.join()
     loader.read(lambda done, total: None)
-    line.say(calls.Read(rank), HEARD_S_MAX)
+    line.say(calls.Read(place.rank), HEARD_S_MAX)
     _expect(line.hear(), calls.Prove)
-    follower = Follower(loader.engine())
-    log.info("rank %d follows", rank)
+    follower, told = Follower(loader.engine()), Telling(place.rank, line.say, loader.device_memory)
+    log.info("rank %d follows", place.rank)
+    told.tell()
     while True:
-        follower.obey(line.hear())
+        if (call := line.hear(TELL_EVERY_S)) is not None:
+            follower.obey(call)
+        told.after(call)
 
 
-def _expect(call: calls.Call, kind: type[calls.Call]) -> None:
+def _expect(call: calls.Call | None, kind: type[C]) -> C:
     if not isinstance(call, kind):
         raise ValueError(f"{kind.__name__} must come before {call}")
+    return call
 
 
 def _end_first() -> None:

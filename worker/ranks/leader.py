@@ -58,8 +58,9 @@ class Leader:
         self._cuts = 0
         self._let_go: deque[int] = deque()
         self.shape = engine.shape
-        self.drafter: Drafter | None = None  # a set guesses by what was said alone
-        self.weigher: Weigher | None = None
+        # This rank guesses and weighs alone: what comes of it, all others are told.
+        self.drafter: Drafter | None = engine.drafter
+        self.weigher: Weigher | None = engine.weigher
         self.can_leave_out = engine.can_leave_out
 
     @contextmanager
@@ -101,10 +102,10 @@ class Leader:
         with self._together(calls.Prefill(calls.lists(chunks), dict(targets))):
             return self._engine.prefill(chunks, targets)
 
-    def leave_out(self, row: str, tokens: int) -> None:
+    def leave_out(self, row: str, first: int, last: int) -> None:
         """See `contract.Engine`."""
-        with self._together(calls.LeaveOut(row, tokens)):
-            self._engine.leave_out(row, tokens)
+        with self._together(calls.LeaveOut(row, first, last)):
+            self._engine.leave_out(row, first, last)
 
     def fork(self, row: str, copy: str) -> None:
         """See `contract.Engine`."""

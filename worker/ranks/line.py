@@ -1,6 +1,7 @@
 """The sockets between the ranks of a set: the first one's, which all others connect to, and theirs.
 
-What the first rank calls goes one way: nobody answers a call. Words come back while the set is made.
+What the first rank calls goes one way: nobody answers a call. Words come back while the set is made, and now
+and then one of what a rank takes.
 libzmq's own heartbeats disconnect a rank that is stopped, or whose machine is off; that its model hangs they
 do not see.
 """
@@ -104,8 +105,10 @@ class FollowerLine:
         self._socket.send(calls.encode(word))
         return True
 
-    def hear(self) -> calls.Call:
-        """The next call, whenever it comes."""
+    def hear(self, wait_s: float | None = None) -> calls.Call | None:
+        """The next call, if it comes within that time; None: whenever it comes."""
+        if wait_s is not None and not self._socket.poll(int(1000 * wait_s)):
+            return None
         return calls.decode_call(self._socket.recv())
 
     def close(self) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from protocol.naming import name_of
 from protocol.parts import Resources
@@ -19,6 +22,7 @@ from worker.laps import Laps
 from worker.ranks import calls
 from worker.ranks.leader import Leader
 from worker.ranks.meeting import Meeting
+from worker.ranks.memory import Ledger
 
 if TYPE_CHECKING:
     from worker.models.part import PartLoader
@@ -32,36 +36,54 @@ PROOF_S_MAX = 300.0
 class SetLoader:
     """`contract.Loader` for the first rank."""
 
-    def __init__(self, settings: WorkerSettings, meeting: Meeting, laps: Laps | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        meeting: Meeting,
+        laps: Laps | None = None,
+        trials: Path | None = None,
+    ) -> None:
+        """`trials`: as for `ModelLoader`, of its draft model."""
         self.name = settings.served_name or name_of(settings.model or None)
         self._settings = settings
         self._meeting = meeting
         self._laps = laps
+        self._trials = trials
+        self._ledger = Ledger(meeting.line.hear)
         self._loader: PartLoader | None = None
 
     def load(self, progress: Progress) -> Model:
         """See `contract.Loader`. Raises `RankAbsentError` where somebody does not come."""
         # What is imported here takes seconds, in which the gateway knows already that somebody is coming.
         from worker.models.part import part_loader
+        from worker.models.partdrafts import PartDrafts
         from worker.models.split import Split
 
-        if self._settings.draft_model:
-            log.warning("%s: several processes run it, and make no use of a draft model", self.name)
-        meeting, line = self._meeting, self._meeting.line
-        split = Split(meeting.backend, self._settings.split)
-        loader = self._loader = part_loader(self._settings, split, self._laps)
+        meeting, line, settings = self._meeting, self._meeting.line, self._settings
+        split = Split(meeting.backend, settings.split)
+        uses_heads = settings.speculation == "auto" and not settings.draft_model
+        drafts = PartDrafts(
+            self.name,
+            draft_model=settings.draft_model,
+            uses_heads=uses_heads,
+            leads=True,
+            trials=self._trials,
+        )
+        loader = self._loader = part_loader(settings, split, drafts, self._laps)
         watch = meeting.gather()
-        line.call(calls.Join())
+        line.call(calls.Join(uses_heads))
         split.join()
         loader.read(progress)
         meeting.await_read()
         watch.allow(PROOF_S_MAX, "trying the model")
         line.call(calls.Prove())
         model = loader.model()
+        self._ledger.await_all(split.size - 1)
         watch.allow(math.inf, "")
         log.info("%d ranks run %s, split by %s over %s", split.size, self.name, split.mode, split.backend)
         return replace(model, engine=Leader(model.engine, line))
 
     def device_memory(self) -> Resources:
-        """See `PartLoader`. Once it is loaded."""
-        return self._loader.device_memory() if self._loader else Resources()
+        """See `PartLoader`. Once it is loaded; and what the others take."""
+        own = self._loader.device_memory() if self._loader else Resources()
+        return structs.replace(own, ranks=self._ledger.read())

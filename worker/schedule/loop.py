@@ -174,14 +174,16 @@ class Loop:
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
             self.model.engine.drop(row.id)
-        for group in plan.groups:
+        # Prompts that are weighed and those that are run take turns.
+        weighs = not plan.look and len(self.thinning) and (not plan.groups or self.counters.steps % 2)
+        for group in () if weighs else plan.groups:
             self._prefill(group)
             if not self.inbox.empty():
                 break  # a cancel need not wait for the rest, which is planned again
         if plan.look:
             self._look(plan.look)
-        elif not plan.groups and len(self.thinning):
-            self._thin(decoding=bool(decodes))
+        elif weighs:
+            self._thin(self.scheduler.decode_s if decodes else 0.0)
         if not decodes:
             self.scheduler.lap(self.clock(), decoded=False)
         self.counters.steps += 1
@@ -244,17 +246,17 @@ class Loop:
         else:
             forget(self.model.engine, self.scheduler.looked(look.row, look.picture, nbytes))
 
-    def _thin(self, *, decoding: bool) -> None:
+    def _thin(self, decode_s: float) -> None:
         """Read a chunk of a prompt that is to be weighed. If that fails, its request does."""
         row = self.thinning.first
         try:
-            if self.thinning.read(row, self.clock, decoding=decoding):
+            if self.thinning.read(row, self.clock, decode_s):
                 self.scheduler.release(row.id)
         except Exception as error:  # the request boundary
             log.exception("%s: cannot be weighed", row.id, extra=about(row.id))
             self._fail_row(row.id, engine_error(error))
         self.drafting.interrupt()
-        self.scheduler.lap(self.clock(), decoded=None)
+        self.scheduler.disturb()
 
     def _prefill(self, group: Group) -> None:
         now = self.clock()

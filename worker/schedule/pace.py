@@ -92,6 +92,16 @@ class Pace:
         self._margin = MARGIN_FIRST
         """What steps take over what was predicted, but for `LATE_SHARE` of them."""
 
+    @property
+    def decode_s(self) -> float:
+        """What decoding once takes; 0 while that was not measured."""
+        return self._decode_s
+
+    @decode_s.setter
+    def decode_s(self, seconds: float) -> None:
+        """It is known from elsewhere."""
+        self._decode_s = seconds
+
     def seconds(self, work: Work) -> float:
         """What `work` will take; 0 while nothing was measured."""
         return sum(price * part for price, part in zip(self._prices, self._parts(work), strict=True))

@@ -203,6 +203,15 @@ class Scheduler:
             self._pace.learn(now - self._lap_at, decoded=decoded, work=self._work)
         self._lap_at, self._work, self._looks = now, Work(), False
 
+    def disturb(self) -> None:
+        """Nothing is to be learned from the lap that is under way."""
+        self._looks = True
+
+    @property
+    def decode_s(self) -> float:
+        """What a decode step takes, as far as is known."""
+        return self._pace.decode_s
+
     def answered(self, row: Row, token: int) -> bool:
         """A token of its answer. False: there is no memory for another one even if the row were alone."""
         row.answered.append(token)

@@ -14,7 +14,7 @@ def show(engine: Engine, group: Group) -> None:
         if row.pictures and not row.prefilled:
             engine.show(row.id, row.tokens, row.pictures)
         if gap := row.gap(row.prefilled):
-            engine.leave_out(row.id, gap)
+            engine.leave_out(row.id, row.prefilled - gap, row.prefilled)
 
 
 def forget(engine: Engine, digests: Sequence[str]) -> None:

@@ -21,6 +21,8 @@ from worker.schedule.rows import Row, Span
 CHUNK_TOKENS = 32
 HEAD_TOKENS, TAIL_TOKENS = 64, 256
 """Always run: at the beginning, where no system prompt is longer, and at the end."""
+WHOLE_TOKENS = HEAD_TOKENS + CHUNK_TOKENS + TAIL_TOKENS
+"""Of a prompt of no more there is nothing to leave out."""
 READ_TOKENS_MAX = 2048
 SMOOTHED_TOKENS = 13
 """What is looked at says something of its neighbours, too; as in the paper."""
@@ -57,7 +59,7 @@ class Thinning:
         if request.left_out:
             self._require(self._is_able, "This model's layers do not allow that.")
             return wish or Sparse(keep=1.0)
-        if wish is None or wish.keep >= 1 or len(request.tokens) <= wish.above:
+        if wish is None or wish.keep >= 1 or len(request.tokens) <= max(wish.above, WHOLE_TOKENS):
             return None
         is_plain = not request.pictures and not (request.echo and request.draw.logprobs is not None)
         if request.sparse is None and not (is_plain and self._is_able and self._known_weigher):
@@ -100,24 +102,29 @@ class Thinning:
         """The row whose turn it is."""
         return next(iter(self._rows.values()))[0]
 
-    def read(self, row: Row, clock: Callable[[], float], *, decoding: bool) -> bool:
-        """Have a chunk of a row's prompt read. Whether that was the last, and what is left out is known."""
+    def read(self, row: Row, clock: Callable[[], float], decode_s: float) -> bool:
+        """Have a chunk of a row's prompt read, or a part of the weighing done. Whether that was the last, and
+        what is left out is known. `decode_s`: what is waited for the decode step that is under way; 0: there
+        is none."""
         weigher, prompt = self._weigher, row.request.tokens[:-1]
         done, began = weigher.length(row.id), clock()
-        count = self._pace.budget(decoding=decoding).cut(len(prompt) - done, done)
-        weigher.read(row.id, prompt[done : done + count])
-        self._pace.learn(clock() - began, decoded=False, work=Work.call(1, count, done))
-        if done + count < len(prompt):
+        if done < len(prompt):
+            self._pace.decode_s = decode_s
+            count = self._pace.budget(decoding=decode_s > 0).cut(len(prompt) - done, done)
+            weigher.read(row.id, prompt[done : done + count])
+            self._pace.learn(clock() - began, decoded=decode_s > 0, work=Work.call(1, count, done))
             return False
-        self._choose(row)
+        weights = weigher.weigh(row.id, row.request.tokens[-1])
+        if weights is None:
+            return False
+        self._choose(row, weights)
         return True
 
-    def _choose(self, row: Row) -> None:
+    def _choose(self, row: Row, weights: Sequence[float]) -> None:
         _, wish = self._rows.pop(row.id)
         boundaries = row.request.boundaries
         # The last boundary is where later turns are the same: about all of the prompt.
         dense = boundaries[0] if len(boundaries) > 1 else 0
-        weights = self._weigher.weigh(row.id, row.request.tokens[-1])
         self._weigher.drop(row.id)  # for a row with gaps nothing is drafted
         leave_out(row, least(weights, wish.keep, dense))
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.routes.figures import REASONS_MAX
 from protocol.messages import Heartbeat
 from protocol.orders import ModelState, Roster
-from protocol.parts import PrefixStatus, Resources
+from protocol.parts import PrefixStatus, RankTaken, Resources
 from tests.broker.asgi import run
 from tests.broker.dispatching import accepted, events, finished, request, reused
 from tests.broker.house import House
@@ -58,7 +58,11 @@ def use(house: House) -> None:
         waiting=1,
         steps=5,
         cache_bytes=100,
-        resources=Resources(resident_bytes=1000, device_bytes=2000),
+        resources=Resources(
+            resident_bytes=1000,
+            device_bytes=2000,
+            ranks=[RankTaken(rank=1, resident_bytes=30, device_bytes=40)],
+        ),
         prefix=PrefixStatus(
             ram_bytes=10,
             ram_limit=20,
@@ -94,6 +98,8 @@ def test_what_happened_is_counted_by_model(house: House) -> None:
         assert figure(told, "requests_waiting", **model) == 1
         assert figure(told, "worker_resident_bytes", **model) == 1000
         assert figure(told, "worker_device_bytes", **model) == 2000
+        assert figure(told, "rank_resident_bytes", **model, rank="1") == 30
+        assert figure(told, "rank_device_bytes", **model, rank="1") == 40
         assert figure(told, "worker_cache_bytes", **model) == 110
         assert figure(told, "prefix_cache_bytes", **model, tier="disk") == 30
         assert figure(told, "http_responses_total", code="404") == 1

@@ -19,6 +19,7 @@ from protocol.parts import (
     DraftTally,
     ImageStatus,
     PrefixStatus,
+    RankTaken,
     Resources,
     Reuse,
     RowStatus,
@@ -144,7 +145,12 @@ def heard() -> dict[str, Any]:
         rows=[DECODING, WAITING],
         prefix=prefix(),
         resources=Resources(
-            resident_bytes=11, device_bytes=12, device_peak_bytes=13, device_spare_bytes=14, uptime_s=99.5
+            resident_bytes=11,
+            device_bytes=12,
+            device_peak_bytes=13,
+            device_spare_bytes=14,
+            uptime_s=99.5,
+            ranks=[RankTaken(rank=1, host="mac-2", resident_bytes=21, device_bytes=22)],
         ),
         images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
         drafts=DraftStatus(accepted=30, rejected=5, sources={"model": DraftTally(accepted=30)}),
@@ -164,6 +170,8 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "sources": {"model": {"accepted": 30, "rejected": 0}},
     }
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
+    memory = {"resident_bytes": 21, "device_bytes": 22, "device_peak_bytes": 0, "device_spare_bytes": 0}
+    assert worker.pop("ranks") == [{"rank": 1, "host": "mac-2", "memory": memory}]
     assert worker == {
         "model": "org/model",
         "state": "ready",

@@ -9,6 +9,7 @@ import pytest
 
 from deploy.serving import serve
 from deploy.supervisor.child import Child
+from deploy.supervisor.models import parted
 from protocol.settings import SettingsError
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
@@ -47,9 +48,47 @@ def test_a_second_plan_is_one_process_alone_unless_it_has_hosts(tmp_path: Path) 
     child = worker("--model=m", f"--hosts={file}", "--fallback=small", "--fallback-after=7")
     assert words(child.fallback) == ["--model=small", "--served-name=m", "--stands-in"]
     assert child.fallback_after_s == 7
-    both = worker("--model=m", f"--hosts={file}", "--split=tensor", f"--fallback-hosts={file}")
+    both = worker("--model=m", f"--hosts={file}", "--split=tensor", f"--fallback=@{file}")
     told = ["--model=m", "--served-name=m", f"--hosts={file}", "--stands-in"]
     assert words(both.fallback) == told
+
+
+def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    file = hostfile(tmp_path)
+    plans = [f"--fallback=@{file}", f"--fallback=less@{file}", "--fallback=small"]
+    first = worker("--model=m", f"--hosts={file}", "--draft-model=d", "--hosts-port=5000", *plans)
+    found: list[list[str]] = []
+    child = first.fallback
+    while child is not None:
+        assert (child.name, child.fallback_after_s) == (first.name, 60)
+        found.append(words(child))
+        child = child.fallback
+    drafts, own = "--draft-model=d", ["--served-name=m"]
+    assert found == [
+        ["--model=m", *own, "--hosts-port=5000", drafts, f"--hosts={file}", "--stands-in"],
+        ["--model=less", *own, "--hosts-port=5000", f"--hosts={file}", "--stands-in"],
+        ["--model=small", *own, "--stands-in"],
+    ]
+    assert [first.plans, first.fallback and first.fallback.plans] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("small", ("small", None)),
+        ("org/small@a/b.json", ("org/small", "a/b.json")),
+        ("@three.json", (None, "three.json")),
+        ("/mnt/@home/small@", ("/mnt/@home/small", None)),
+    ],
+)
+def test_a_plan_is_a_model_hosts_or_both(word: str, named: tuple[str | None, str | None]) -> None:
+    assert parted(word) == named
+
+
+def test_the_hostfile_of_each_plan_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    file = hostfile(tmp_path)
+    with pytest.raises(SettingsError, match="absent"):
+        worker("--model=m", f"--hosts={file}", "--fallback=small", f"--fallback=@{tmp_path}/absent.json")
 
 
 def test_the_file_says_it_of_each_model(tmp_path: Path) -> None:
@@ -57,13 +96,15 @@ def test_the_file_says_it_of_each_model(tmp_path: Path) -> None:
     config = tmp_path / "roundhouse.toml"
     config.write_text(
         f'[models.large]\nmodel = "big"\nhosts = "{file}"\nsplit = "tensor"\nfallback = "small"\n'
-        'fallback_after = 30\n[models.other]\nmodel = "other"\n'
+        'fallback_after = 30\n[models.other]\nmodel = "other"\nfallback = ["less", "small"]\n'
     )
     _, children = serve.read([f"--config={config}"], {})
     large, other = children[1:]
     assert large.is_set
     assert not other.is_set
-    assert other.fallback is None
+    assert "--model=less" in words(other.fallback)
+    assert other.fallback is not None
+    assert "--model=small" in words(other.fallback.fallback)
     assert large.fallback_after_s == 30
     assert "--model=small" in words(large.fallback)
     assert "--stands-in" in words(large.fallback)

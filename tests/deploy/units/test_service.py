@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
+from deploy.serving import serve
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.units import jobs, service
 from deploy.units.jobs import Job
@@ -539,3 +540,23 @@ def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str
     assert list(files) == ["roundhouse-serve.service"]
     with pytest.raises(SettingsError, match="name a file"):
         jobs.read([*argv, "--api-key=rh-2"], environ)
+
+
+def test_a_model_with_further_plans_is_kept_by_what_knows_them(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
+    argv = [
+        "--model=big",
+        f"--hosts={hosts}",
+        f"--fallback=@{hosts}",
+        "--fallback=small",
+        "--fallback-after=9",
+    ]
+    [job] = jobs.read(argv, environ)
+    told = list(job.argv[-len(argv) :])
+    assert told == argv
+    _, (_, worker) = serve.read(told, environ)
+    assert (worker.plans, worker.fallback_after_s) == (2, 9)
+    assert len(jobs.read(argv[:2], environ)) == 2

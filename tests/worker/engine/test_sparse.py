@@ -9,19 +9,24 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
 from tests.worker import proven
+from tests.worker.sparse import Sparse, begin, chunked, hidden, played
 from worker.contract import Draw, Piece
 from worker.engine.caches import stored
 from worker.engine.caches.gaps import hiding
 from worker.engine.engine import BatchEngine
 from worker.engine.following import Followers
 
-ARCHITECTURES = ("dense", "hybrid", "llama_4bit", "deepseek_v3", "falcon_h1", "kimi_linear")
-Span = tuple[int, int]
+WINDOWED = ("sliding", "gpt_oss", "gemma3n")
+ARCHITECTURES = (
+    *("dense", "hybrid", "llama_4bit", "deepseek_v3", "deepseek_v32", "falcon_h1", "kimi_linear"),
+    *(*WINDOWED, "recurrent_gemma"),
+)
 
 
 @cache
@@ -38,92 +43,88 @@ def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
     return tuple(rng.randrange(1, 90) for _ in range(tokens))
 
 
-def hidden(name: str, prompt: tuple[int, ...], spans: list[Span], count: int) -> list[int]:
-    """What a single row says greedily from which these parts are hidden."""
-    model, rows = network(name), make_prompt_cache(network(name))
-    begin = 0
-    for first, last in spans:
-        given = hiding(rows, *(span for span in spans if span[1] <= begin))
-        model(mx.array([prompt[begin:first]], mx.uint32), cache=given)
-        states = stored.states_of(rows, 0)
-        model(mx.array([prompt[first:last]], mx.uint32), cache=given)
-        columns, _ = stored.columns_of(rows, 0, 0, last)
-        rows = make_prompt_cache(model)
-        stored.rebuild(rows, [Piece(columns, 0, last, last)], states)
-        begin = last
-    given, said = hiding(rows, *spans), []
-    tokens = prompt[begin:]
-    for _ in range(count):
-        logits = model(mx.array([tokens], mx.uint32), cache=given)
-        tokens = (int(mx.argmax(logits[0, -1]).item()),)  # type: ignore[arg-type]
-        said += tokens
-    return said
-
-
-def begin(engine: BatchEngine, row: str, prompt: tuple[int, ...], spans: list[Span]) -> None:
-    at = 0
-    for first, last in [*spans, (len(prompt) - 1, 0)]:
-        engine.prefill({row: prompt[at:first]})
-        if last:
-            engine.leave_out(row, last - first)
-        at = last
-    engine.start(row, prompt, len(prompt), Draw())
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> None:
     engine = engine_of(name)
     assert engine.can_leave_out
-    rows: dict[str, tuple[tuple[int, ...], list[Span]]] = {
-        "two": (prompt_of(1, 60), [(10, 24), (30, 41)]),
-        "dense": (prompt_of(2, 33), []),
-        "late": (prompt_of(3, 52), [(20, 45)]),
+    rows = {
+        "two": Sparse(prompt_of(1, 60), ((10, 24), (30, 41))),
+        "dense": Sparse(prompt_of(2, 33)),
+        "late": Sparse(prompt_of(3, 52), ((20, 45),)),
     }
-    said: dict[str, list[int]] = {row: [] for row in rows}
-    coming = dict(rows)
-    for step in range(24):
-        if step % 4 == 0 and coming:
-            row = next(iter(coming))
-            begin(engine, row, *coming.pop(row))
-        # A row for which drafts are made leaves the others' company, and comes back to it.
-        drafts = {"dense": (5, 6)} if 10 <= step < 14 else {}
-        drawn = engine.step(drafts)
-        for row, token in drawn.tokens.items():
-            said[row] += [token, *(each.token for each in drawn.further.get(row, ()))]
-    for row, (prompt, spans) in rows.items():
-        assert len(said[row]) >= 12
-        assert said[row] == hidden(name, prompt, spans, len(said[row]))
+    for row, said in played(engine, rows, 24).items():
+        assert len(said) >= 12
+        assert said == hidden(engine, rows[row], len(said)).tokens
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_is_one_of_positions(name: str) -> None:
+    """What was left out within it is not made up for by what stands before it."""
+    engine, row = engine_of(name), Sparse(prompt_of(8, 60), ((36, 52),))
+    closed_up = Sparse((*row.prompt[:36], *row.prompt[52:]))
+    [said] = played(engine, {"a": row}, 12).values()
+    assert said == hidden(engine, row, len(said)).tokens
+    assert said != hidden(engine, closed_up, len(said)).tokens
+
+
+@pytest.mark.parametrize("name", ["dense", *WINDOWED])
+def test_all_of_a_prompt_chunk_by_chunk_where_it_stands_is_the_prompt(name: str) -> None:
+    engine, prompt = engine_of(name), prompt_of(9, 75)
+    upstream = generate_step(mx.array(prompt), network(name), max_tokens=16)
+    assert chunked(engine, prompt, 16).tokens == [int(token) for token, _ in upstream]
 
 
 def test_a_copy_begins_where_the_row_stands() -> None:
     engine, prompt = engine_of("hybrid"), prompt_of(4, 40)
     engine.prefill({"a": prompt[:12]})
-    engine.leave_out("a", 10)
+    engine.leave_out("a", 12, 22)
     engine.prefill({"a": prompt[22:-1]})
     engine.fork("a", "b")
     for row in "ab":
         engine.start(row, prompt, len(prompt), Draw())
     steps = [engine.step().tokens for _ in range(6)][1:]
     assert [step["a"] for step in steps] == [step["b"] for step in steps]
-    assert [step["a"] for step in steps] == hidden("hybrid", prompt, [(12, 22)], 5)
+    assert [step["a"] for step in steps] == hidden(engine, Sparse(prompt, ((12, 22),)), 5).tokens
 
 
 def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
     engine, prompt = engine_of("dense"), prompt_of(5, 30)
     engine.prefill({"a": prompt[:10]})
-    engine.leave_out("a", 5)
+    engine.leave_out("a", 10, 15)
     engine.drop("a")
-    begin(engine, "a", prompt, [])
+    begin(engine, "a", Sparse(prompt))
     said = [engine.step().tokens for _ in range(5)][1:]
-    assert [step["a"] for step in said] == hidden("dense", prompt, [], 4)
+    assert [step["a"] for step in said] == hidden(engine, Sparse(prompt), 4).tokens
 
 
-@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding"])
+def weighed(follower: Followers, last: int) -> list[Any]:
+    """What it answers until it is done."""
+    parts: list[Any] = [follower.weigh("a", last)]
+    while parts[-1] is None:
+        parts.append(follower.weigh("a", last))
+    return parts
+
+
+def test_a_row_that_goes_is_weighed_anew_when_it_comes_again() -> None:
+    follower, rows = Followers(network("dense"), 0.1, 2048), [prompt_of(seed, 50) for seed in (10, 11)]
+    told = []
+    for prompt in (*rows, rows[1]):
+        follower.read("a", prompt[:-1])
+        assert follower.weigh("a", prompt[-1]) is None
+        if prompt is rows[1]:
+            told.append(weighed(follower, prompt[-1])[-1])
+        follower.drop("a")
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding", "deepseek_v3"])
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = Followers(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
     before = [cache.offset for cache in follower._flocks.own("a") if hasattr(cache, "offset")]
-    weights = follower.weigh("a", prompt[-1])
+    parts = weighed(follower, prompt[-1])
+    weights = parts[-1]
+    assert len(parts) > 4, "others step between them"
     assert len(weights) == len(prompt) - 1
     assert all(weight >= 0 for weight in weights)
     assert sum(weights) > 0
@@ -136,7 +137,7 @@ def test_what_weighs_most_changes_the_answer_most() -> None:
     prompt, model = prompt_of(7, 24), network("dense")
     follower = Followers(model, 0.1, 2048)
     follower.read("a", prompt[:-1])
-    weights = follower.weigh("a", prompt[-1])
+    weights = weighed(follower, prompt[-1])[-1]
     caches = follower._flocks.own("a")
     last = mx.array([prompt[-1:]], mx.uint32)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +56,7 @@ def abilities(folder: Path) -> Abilities:
         ("hybrid", True, True),
         ("gpt_oss", True, True),
         ("jamba", True, False),  # its recurrent layers run over the padding
+        ("sliding", True, True),
         ("afm7", False, False),  # takes a position from the width of the keys
         ("llama4", False, False),  # its chunks begin where one number says, for all rows
         ("recurrent_gemma", False, False),  # its first token is not as the others
@@ -67,6 +67,7 @@ def abilities(folder: Path) -> Abilities:
 def test_what_rows_can_share_is_found_by_trying(architecture: str, decode: bool, prefill: bool) -> None:
     found = abilities(model_folder(architecture))
     assert (found.together, found.padded) == (decode, prefill)
+    assert found.sparse == (architecture not in ("afm7", "llama4"))
     assert found.restorable
     assert found.cut
     told = [reason.partition(":")[0] for reason in found.reasons]
@@ -101,6 +102,7 @@ def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
     found = abilities(model_folder("family-plamo3"))
     assert found.together
     assert not found.cut
+    assert not found.sparse, "parts of a prompt are run as pieces"
     assert "depend on where a prompt is cut" in found.reasons[0]
 
 
@@ -125,7 +127,7 @@ def test_a_model_that_sees_is_tried_with_near_thresholds_too() -> None:
     stage = stage_for(folder, load_network(folder), load_network)
     assert stage.threshold == NEAR_TOKENS
     assert NEAR_TOKENS in [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
-    assert find_abilities(stage) == replace(ABLE, sparse=False), "some of its layers have windows"
+    assert find_abilities(stage) == ABLE
 
 
 def test_a_model_without_thresholds_is_tried_as_it_is() -> None:

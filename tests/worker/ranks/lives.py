@@ -1,9 +1,11 @@
 """Random lives of rows on a set of ranks over loopback, held against upstream alone in one process.
 
-    python -m tests.worker.ranks.lives --seeds 4 qwen3:tensor:2 qwen3_5:pipeline:3
+    python -m tests.worker.ranks.lives --seeds 4 qwen3:tensor:2 qwen3_5:pipeline:3 qwen3:tensor:2:itself
 
 plays so many seeds on each, in a process of its own, and tells what is wrong. Without names: all families
-that upstream can split, both ways, over two ranks.
+that upstream can split, both ways, over `--ranks`. The fourth part says who drafts: `lookup`, which is right
+now and then; `itself`, the whole model on the first rank, or another family; `heads`, layers of its own. With
+`sparse` rows of which parts of the prompts are left out are held against those of one process.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import NamedTuple, cast
 
 from protocol.hosts import Mode
 from protocol.workersettings import WorkerSettings
-from tests.models.families import PREFIX, REFUSED
+from tests.models.families import PREFIX, REFUSED, THIRDS
 from tests.models.fixtures import model_folder
+from tests.models.heads import UNTIED
 from tests.oracle import Oracle
 from tests.ports import free_ports
 from tests.worker.families import ROWS, is_tie
+from tests.worker.ranks.sparse import differing
 from tests.worker.zoo import play, possible
 from worker.contract import Model
 from worker.preload import preload_openblas
@@ -79,20 +83,51 @@ PIPELINE = [
 ]
 
 
+RANKS = 2
+SPARSE = "sparse"
+OTHERS = (
+    "kimi_k3:pipeline:3",
+    "qwen3:tensor:2:lookup",
+    "qwen3:tensor:2:itself",
+    "qwen3_moe:pipeline:2:itself",
+    "gpt_oss:tensor:2:qwen3",
+    "hybrid:tensor:2:heads",
+    "qwen3:tensor:2:sparse",
+    "deepseek_v3:pipeline:2:sparse",
+)
+ODD: dict[str, tuple[Mode, ...]] = {}
+"""Families that cannot be split over three ranks in these ways."""
+
+
 class Case(NamedTuple):
-    """A family, and how it is split."""
+    """A family, how it is split, and who drafts."""
 
     family: str
     mode: Mode
     ranks: int
+    drafts: str = ""
 
     @classmethod
     def of(cls, name: str) -> Case:
-        family, mode, ranks = name.split(":")
-        return cls(family, cast("Mode", mode), int(ranks))
+        family, mode, ranks, *drafts = name.split(":")
+        return cls(family, cast("Mode", mode), int(ranks), *drafts)
 
     def __str__(self) -> str:
-        return f"{self.family}:{self.mode}:{self.ranks}"
+        return ":".join(filter(None, (self.family, self.mode, str(self.ranks), self.drafts)))
+
+    @property
+    def model(self) -> str:
+        """The name of its tiny model."""
+        if self.drafts == "heads":
+            return UNTIED
+        return (THIRDS if self.ranks % 2 else PREFIX) + self.family
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of the one that drafts for it."""
+        if self.drafts in ("", "lookup", "heads", SPARSE):
+            return None
+        return self.model if self.drafts == "itself" else PREFIX + self.drafts
 
 
 @dataclass(frozen=True)
@@ -112,12 +147,13 @@ def hostfile(folder: Path, ranks: int, host: str = HERE) -> Path:
     return path
 
 
-def live(case: Case, seeds: range, host: str = HERE) -> Outcome:
-    """In a process of its own, which becomes the first rank. `host`: see `hostfile`. Raises `AssertionError`
-    where it dies."""
+def live(case: Case, seeds: range, host: str = HERE, rows: int = ROWS) -> Outcome:
+    """In a process of its own, which becomes the first rank. `host`: see `hostfile`. `rows`: in each life.
+    Raises `AssertionError` where it dies."""
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.worker.ranks.lives", "--host", host]
-    command += ["--first-seed", str(seeds.start), "--seeds", str(len(seeds)), "--here", str(case)]
+    flags = {"first-seed": seeds.start, "seeds": len(seeds), "rows": rows}
+    command += [*(f"--{name}={value}" for name, value in flags.items()), "--here", str(case)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIFE_S_MAX, check=False)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     assert lines, f"{case}: status {ended.returncode}\n{ended.stderr[-3000:]}"
@@ -125,14 +161,20 @@ def live(case: Case, seeds: range, host: str = HERE) -> Outcome:
     return Outcome(**(told | {"seconds": round(time.monotonic() - began, 1)}))
 
 
-def _live_here(case: Case, seeds: range, host: str) -> Outcome:
-    name = PREFIX + case.family
+def _live_here(case: Case, seeds: range, host: str, rows: int) -> Outcome:
+    name = case.model
     faults: list[str] = []
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, Oracle() as oracle:
         model = load(case, Path(folder), host)
+        if case.drafts == "heads" and model.engine.drafter is None:
+            faults.append("its own layers do not guess")
+        if case.drafts == SPARSE:
+            return Outcome(
+                [f"seed {seed}, {row}" for seed in seeds for row in differing(model.engine, name, seed)], []
+            )
         for seed in seeds:
-            played = play(model, name, seed, oracle, ROWS)
+            played = play(model, name, seed, oracle, rows, drafted=bool(case.drafts))
             seen |= played.seen
             wrong = [found for found in played.differences if not is_tie(name, found)]
             faults += [f"seed {seed}, {found.job.name}, token {found.index}" for found in wrong]
@@ -147,7 +189,9 @@ def load(case: Case, folder: Path, host: str = HERE) -> Model:
     from worker.ranks.meeting import Meeting
 
     settings = WorkerSettings(
-        model=str(model_folder(PREFIX + case.family)),
+        model=str(model_folder(case.model)),
+        draft_model=str(model_folder(case.draft_model)) if case.draft_model else None,
+        speculation="auto" if case.drafts else None,
         hosts=hostfile(folder, case.ranks, host),
         hosts_port=free_ports(case.ranks)[0],
         split=case.mode,
@@ -162,20 +206,22 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=ROWS, help="in each life")
+    parser.add_argument("--ranks", type=int, default=RANKS, help="of all families")
     parser.add_argument("--here", action="store_true", help="one case, in this process")
     parser.add_argument("--host", default=HERE, help="how the other ranks are reached")
-    parser.add_argument("cases", nargs="*", metavar="family:mode:ranks")
+    parser.add_argument("cases", nargs="*", metavar="family:mode:ranks[:drafts]")
     given = parser.parse_args(arguments)
     cases = [Case.of(name) for name in given.cases]
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     if given.here:
         logging.basicConfig(level=logging.INFO)
-        print(json.dumps(asdict(_live_here(cases[0], seeds, given.host))), flush=True)
+        print(json.dumps(asdict(_live_here(cases[0], seeds, given.host, given.rows))), flush=True)
         os._exit(0)
     status = 0
-    for case in cases or every_case():
+    for case in cases or every_case(given.ranks):
         try:
-            outcome = live(case, seeds, given.host)
+            outcome = live(case, seeds, given.host, given.rows)
         except (AssertionError, subprocess.TimeoutExpired) as error:
             outcome = Outcome([str(error)], [])
         status |= bool(outcome.wrong)
@@ -184,11 +230,16 @@ def main(arguments: Sequence[str]) -> int:
     return status
 
 
-def every_case() -> list[Case]:
-    """Over two ranks, and one over three."""
+def every_case(ranks: int) -> list[Case]:
+    """Over so many; those that cannot be split over an odd number are left out. Over two, `OTHERS` too."""
     modes: list[tuple[Mode, list[str]]] = [("tensor", TENSOR), ("pipeline", PIPELINE)]
-    twos = [Case(family, mode, 2) for mode, families in modes for family in families if family not in REFUSED]
-    return [*twos, Case("kimi_k3", "pipeline", 3)]
+    plain = [
+        Case(family, mode, ranks)
+        for mode, families in modes
+        for family in families
+        if family not in REFUSED and not (ranks % 2 and mode in ODD.get(family, ()))
+    ]
+    return [*plain, *(Case.of(name) for name in OTHERS if ranks == RANKS)]
 
 
 if __name__ == "__main__":

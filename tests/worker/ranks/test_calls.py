@@ -19,7 +19,7 @@ CALLS: list[calls.Call] = [
     calls.Join(),
     calls.Prove(),
     calls.Prefill({"a": [1, 2], "b": [3]}, {"a": Targets((2, 3), 5)}),
-    calls.LeaveOut("a", 32),
+    calls.LeaveOut("a", 32, 64),
     calls.Fork("a", "b"),
     calls.Start("a", [1, 2, 3], 2, DRAW, held=True),
     calls.Step({"a": [4, 5]}),

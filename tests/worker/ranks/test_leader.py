@@ -14,9 +14,11 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Broken, ScriptedEngine
 from tests.worker.ranks.pair import Pair
+from tests.worker.ranks.sparse import differing
 from tests.worker.zoo import Life, draw_jobs, play
 from worker.contract import Draw, Facts, Model, Shape
 from worker.engine.engine import BatchEngine
+from worker.engine.following import Followers
 from worker.ranks import calls
 from worker.ranks.line import RankGoneError
 
@@ -34,11 +36,11 @@ def engines_are_let_go_of() -> Iterator[None]:
     gc.collect()
 
 
-def pair(architecture: str) -> Pair:
-    """Two engines on one network, each with its rows."""
+def pair(architecture: str, *, drafts: bool = False) -> Pair:
+    """Two engines on one network, each with its rows. `drafts`: it drafts for the first one, too."""
     network, _ = load_model(model_folder(architecture))
     both = Pair()
-    own = BatchEngine(network, agree=both.lead)
+    own = BatchEngine(network, drafter=Followers(network, 0.5, 2048) if drafts else None, agree=both.lead)
     both.join(own, BatchEngine(network, own.abilities, agree=both.follow))
     return both
 
@@ -72,6 +74,27 @@ def test_drafts_are_run_by_both(oracle: Oracle) -> None:
     assert said == alone
     assert both.own.steps == both.other.steps
     assert any(isinstance(call, calls.Step) and call.drafts for call in both.called)
+
+
+@pytest.mark.parametrize("architecture", ["dense", "hybrid"])
+def test_one_guesses_and_both_try_it(architecture: str, oracle: Oracle) -> None:
+    both = pair(architecture, drafts=True)
+    assert both.other.drafter is None
+    model = Model(Facts("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
+    assert play(model, architecture, 1, oracle, 6, drafted=True).differences == []
+    both.flush()
+    assert both.own.steps == both.other.steps
+    assert any(isinstance(call, calls.Step) and call.drafts for call in both.called)
+
+
+def test_one_weighs_and_both_leave_out() -> None:
+    both = pair("dense", drafts=True)
+    assert both.leader.can_leave_out
+    assert both.leader.weigher is both.own.drafter is not None
+    assert differing(both.leader, "dense", 0) == []
+    both.flush()
+    assert both.own.steps == both.other.steps
+    assert any(isinstance(call, calls.LeaveOut) for call in both.called)
 
 
 def test_what_fails_where_others_have_been_told_ends_it_all() -> None:

@@ -25,7 +25,7 @@ NO_ROOM = {"bailing_hybrid"}
 """Split between groups of layers, of which a tiny model has one."""
 
 
-@pytest.mark.parametrize("case", ["qwen3:tensor:2", "qwen3_5:pipeline:2"])
+@pytest.mark.parametrize("case", ["qwen3:tensor:2:itself", "qwen3_5:pipeline:2"])
 @pytest.mark.timeout(200)
 def test_two_ranks_say_what_one_process_says(case: str) -> None:
     assert live(Case.of(case), range(1)).wrong == []

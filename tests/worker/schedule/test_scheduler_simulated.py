@@ -53,6 +53,7 @@ class Simulation:
     forks: int = 0
     together: int = 0
     ahead: int = 0
+    abreast: int = 0
     kept: dict[str, int] = field(default_factory=dict)
     """The encoded images, and their bytes."""
     looks: int = 0
@@ -270,18 +271,31 @@ class Simulation:
         assert sum(padded) <= self.policy.prefill_tokens
         for group, size in zip(plan.groups, padded, strict=True):
             if len(group) > 1:
-                self.together += 1
-                assert all(c.row.prefilled == 0 for c in group)
-                assert all(c.last == (c.row.phase is Phase.PREFILL) for c in group)
-                self.ahead += sum(not c.last for c in group)
-                assert max(len(c.tokens) for c in group) <= SHORT_TOKENS_MAX
-                assert sum(len(c.tokens) for c in group) > (1 - PADDING_MAX) * size
+                self.check_together(group, size)
             assert group[0].row.phase is Phase.PREFILL
             # The one that comes first is cut to the budget, those with images before these too.
             if not group[0].last and not group[0].row.pictures:
                 assert not any(c.tokens for c in plan.groups[0]) or group is plan.groups[0]
                 assert len(group[0].tokens) >= min(CHUNK_TOKENS_MIN, self.policy.prefill_tokens)
         self.check_order(waited)
+
+    def check_together(self, group: Group, size: int) -> None:
+        self.together += 1
+        if any(not c.last and c.row.phase is Phase.PREFILL for c in group):
+            # Pieces side by side.
+            self.abreast += 1
+            assert len({(c.begin, len(c.tokens), c.row.order[0]) for c in group}) == 1
+            assert not any(c.row.pictures or c.match or c.row.phase is not Phase.PREFILL for c in group)
+            assert not any(c.begin < cut < c.begin + len(c.tokens) for c in group for cut in c.row.cuts)
+            return
+        if group[0].row.prefilled:
+            assert len({(c.begin, len(c.tokens)) for c in group}) == 1
+            return
+        assert all(c.row.prefilled == 0 for c in group)
+        assert all(c.last == (c.row.phase is Phase.PREFILL) for c in group)
+        self.ahead += sum(not c.last for c in group)
+        assert max(len(c.tokens) for c in group) <= SHORT_TOKENS_MAX
+        assert sum(len(c.tokens) for c in group) > (1 - PADDING_MAX) * size
 
     def check_order(self, waited: list[Row]) -> None:
         """Whoever was passed over in this plan can still have a place, and the bytes, in the next one."""
@@ -375,6 +389,7 @@ def test_the_histories_have_everything_in_them() -> None:
     assert sum(simulation.forks for simulation in simulations) > 50
     assert sum(simulation.together for simulation in simulations) > 30
     assert sum(simulation.ahead for simulation in simulations) > 30
+    assert sum(simulation.abreast for simulation in simulations) > 3
     looks = sum(simulation.looks for simulation in simulations)
     assert looks > 300
     assert sum(simulation.found for simulation in simulations) > 1.2 * looks

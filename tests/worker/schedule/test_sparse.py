@@ -23,9 +23,10 @@ WISH = Sparse(keep=0.3, above=1000)
 
 @dataclass
 class Weighing:
-    """A weigher to which the tokens of a list matter."""
+    """A weigher to which the tokens of a list matter, and which has to be asked so often."""
 
     matters: Sequence[int] = ()
+    parts: int = 3
     read_of: dict[str, list[int]] = field(default_factory=dict)
 
     dropped: list[str] = field(default_factory=list)
@@ -44,7 +45,10 @@ class Weighing:
     def draft(self, news: object, count: int) -> dict[str, Sequence[int]]:
         return {}
 
-    def weigh(self, row: str, last: int) -> list[float]:
+    def weigh(self, row: str, last: int) -> list[float] | None:
+        self.parts -= 1
+        if self.parts > 0:
+            return None
         return [float(token in self.matters) for token in self.read_of[row]]
 
     def drop(self, row: str) -> None:
@@ -81,7 +85,7 @@ def thinned(thinning: Thinning, asked: Prepared) -> Row:
         if not len(thinning):
             return row
         assert row.held
-        thinning.read(thinning.first, lambda: next(clock), decoding=True)
+        thinning.read(thinning.first, lambda: next(clock), 0.005)
     raise AssertionError("it is never read")
 
 
@@ -165,6 +169,7 @@ def test_a_prompt_is_read_in_chunks_and_weighed_once_and_the_system_prompt_is_ru
     weigher = Weighing(matters=range(3000, 3040))
     row = thinned(Thinning(weigher, is_able=True, tokens_max=256), request(boundaries=(700, 4990)))
     assert weigher.read_of["a"] == list(range(4999))
+    assert weigher.parts == 0
     assert weigher.dropped == ["a"], "nothing is drafted for it"
     assert row.left_out[0][0] >= 700
     assert not any(first < 3040 and last > 3000 for first, last in row.left_out)

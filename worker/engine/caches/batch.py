@@ -11,6 +11,7 @@ import mlx.core as mx
 from worker.engine.caches.layers import Layer, StateLayer, batch_layer
 from worker.engine.caches.positional import Order, PositionalLayer
 from worker.engine.caches.seats import Seats
+from worker.engine.caches.spans import NO_GAPS, Gaps
 
 RowCaches = list[Any]
 """One cache per layer of a single row, of whatever classes upstream's model makes."""
@@ -47,18 +48,18 @@ class Batch:
         leaving: Sequence[int],
         joining: Sequence[RowCaches],
         lengths: Sequence[int],
-        gaps: Sequence[int] = (),
+        gaps: Sequence[Gaps] = (),
     ) -> Order:
         """Let rows go and others in; return who comes to sit where.
 
-        `leaving`: places of rows. `lengths`: tokens that each joining row has in its caches. `gaps`: how many
-        were left out of each; empty: of none.
+        `leaving`: places of rows. `lengths`: tokens that each joining row has in its caches. `gaps`: which
+        were left out of each; empty: none of any.
         """
         old = len(self.lengths)
         order = arrange(old, leaving, len(joining))
         mx.eval([layer.lift(order, old) for layer in self._layers])
         everybody = [*zip(self.lengths, self._seats.gaps, strict=True)]
-        everybody += zip(lengths, gaps or [0] * len(lengths), strict=True)
+        everybody += zip(lengths, gaps or [NO_GAPS] * len(lengths), strict=True)
         self._seats.seat([everybody[row][0] for row in order], [everybody[row][1] for row in order])
         for index, layer in enumerate(self._layers):
             layer.reseat(order, old, [row[index] for row in joining])

@@ -119,7 +119,7 @@ class PositionalLayer(Buffers):
             raise ValueError("a batch takes one token of each row at a time")
         width = self._columns if self._is_ring else self._width
         sizes = [size for size in (self._window, window_size) if size is not None]
-        limits = [min(length + 1, *sizes) if sizes else length + 1 for length in self._seats.lengths]
+        limits = self._seats.seen(sizes)
         if min(limits) >= width:
             return None
         if self._is_ring:

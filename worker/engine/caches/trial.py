@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,6 +24,7 @@ from worker.engine.caches.ahead import AheadBatch
 from worker.engine.caches.batch import Batch, RowCaches
 from worker.engine.caches.gaps import gapped, hiding
 from worker.engine.caches.prefill import prefill_abreast, prefill_together
+from worker.engine.caches.spans import NO_GAPS, Gaps
 
 Prompt = tuple[int, ...]
 
@@ -108,7 +110,8 @@ def find_abilities(stage: Stage, agree: Callable[[bool], bool] = bool, *, alike:
     cut = can("answers depend on where a prompt is cut", trial.cut)
     ahead = padded and can("no drafts", trial.run_ahead)
     found = tuple(reasons)
-    sparse = restorable and can("no part of a prompt left out", trial.leave_out)
+    leave_out = partial(trial.leave_out, together=together)
+    sparse = restorable and cut and can("no part of a prompt left out", leave_out)
     abreast = padded and can("pieces of prompts run apart", trial.prefill_abreast)
     return Abilities(together, padded, restorable, cut, ahead, sparse, abreast, found)
 
@@ -129,12 +132,13 @@ class _Trial:
         self._long, self._stop, self._piece = self._prompts[-1], threshold + 2, threshold // 2 + 1
 
     def decode_together(self) -> None:
-        self._decode(self._rows, self._prompts, self._alone)
+        self._decode(self._rows, [len(prompt) for prompt in self._prompts], self._alone)
 
     def prefill_together(self) -> None:
         prompts = self._prompts[1::2] + self._prompts[-1:]
         padded = prefill_together(self._model, {str(len(prompt)): prompt for prompt in prompts})
-        self._decode(list(padded.values()), prompts, self._alone[1::2] + self._alone[-1:])
+        lengths = [len(prompt) for prompt in prompts]
+        self._decode(list(padded.values()), lengths, self._alone[1::2] + self._alone[-1:])
 
     def prefill_abreast(self) -> None:
         """The two long rows in pieces of the same lengths, as far as both go."""
@@ -144,7 +148,7 @@ class _Trial:
             chunks = {name: prompt[first:last] for name, prompt in prompts.items()}
             rows = prefill_abreast(self._model, chunks, rows)
         self._run(rows["longer"], self._long[self._stop :])
-        self._decode(list(rows.values()), list(prompts.values()), self._alone[-2:])
+        self._decode(list(rows.values()), [len(prompt) for prompt in prompts.values()], self._alone[-2:])
 
     def restore(self) -> None:
         """The long row again, of what is stored of one that went beyond the threshold."""
@@ -164,19 +168,27 @@ class _Trial:
         found = mx.concatenate([self._run(row, piece) for piece in pieces])
         _limit(mx.mean(_differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
 
-    def leave_out(self) -> None:
+    def leave_out(self, *, together: bool) -> None:
         """The long row without what it has before the threshold's last token, next to one that has it where
-        nothing can see it: states are those before it."""
+        nothing can see it: states are those before it. `together`: beside another row, too."""
         sparse, whole, again = (make_prompt_cache(self._model) for _ in range(3))
         first, last = self._piece, self._stop - 1
+        gaps = Gaps(((first, last),))
         self._run(sparse, self._long[:first])
-        found = self._run(gapped(sparse, last - first), self._long[last:])
+        found = self._run(gapped(sparse, gaps), self._long[last:])
         self._run(whole, self._long[:first])
         states = stored.states_of(whole, 0)
         self._run(whole, self._long[first:last])
         columns, _ = stored.columns_of(whole, 0, 0, last)
         stored.rebuild(again, [Piece(columns, 0, last, last)], states)
-        self._equal([found], [self._run(hiding(again, (first, last)), self._long[last:])])
+        hidden = hiding(again, (first, last))
+        self._equal([found], [self._run(hidden, self._long[last:])])
+        right = self._follow(hidden)
+        self._equal(self._follow(gapped(copy.deepcopy(sparse), gaps)), right)
+        if together:
+            lengths = [len(self._long) - gaps.total, len(self._long)]
+            alone = [right, self._alone[-1]]
+            self._decode([sparse, self._rows[-1]], lengths, alone, [gaps, NO_GAPS])
 
     def run_ahead(self) -> None:
         """Rows on both sides of the threshold, fed more than they keep."""
@@ -212,10 +224,14 @@ class _Trial:
         return [self._run(row, (token,)) for token in _FOLLOWING]
 
     def _decode(
-        self, rows: list[RowCaches], prompts: list[Prompt], alone: Sequence[Sequence[mx.array]]
+        self,
+        rows: list[RowCaches],
+        lengths: list[int],
+        alone: Sequence[Sequence[mx.array]],
+        gaps: Sequence[Gaps] = (),
     ) -> None:
         batch = Batch(make_prompt_cache(self._model))
-        batch.reseat([], rows, [len(prompt) for prompt in prompts])
+        batch.reseat([], rows, lengths, gaps)
         for token, right in zip(_FOLLOWING, zip(*alone, strict=True), strict=True):
             together = self._model(mx.array([[token]] * len(rows), mx.uint32), cache=batch.caches)[:, -1]
             batch.advance()

@@ -1,0 +1,63 @@
+"""By which of its plans a child is run, and what a reload brings."""
+
+from __future__ import annotations
+
+from deploy.supervisor.child import Child
+from deploy.supervisor.events import ReloadAsked
+from deploy.supervisor.models import ServedModel, plans
+from deploy.supervisor.reloading import Order, Reloads
+
+
+def chain(*fallback: str) -> Child:
+    """A worker with these plans behind its first."""
+    model = ServedModel(name="big", model="big", fallback=fallback)
+    child: Child | None = None
+    for each in reversed([model, *plans(model)]):
+        child = Child(
+            "worker", ["python", "-m", "worker", f"--model={each.model}"], {}, model=each, fallback=child
+        )
+    assert child is not None
+    return child
+
+
+def reloads(child: Child) -> Reloads:
+    return Reloads([Child("gateway", [], {}), child])
+
+
+def runs(made: Reloads) -> str | None:
+    model = made.programs["worker"].model
+    return model.model if model else None
+
+
+def reloaded(made: Reloads, *, done: bool, swap_for: str | None = None) -> ReloadAsked:
+    assert made.begin(Order(swap_for=swap_for), ["worker"]) is None
+    asked = made.ask("worker", runs=True, beside=False)
+    assert made.ended(done, "") == (done, "")
+    return asked
+
+
+def test_it_falls_from_plan_to_plan() -> None:
+    made = reloads(chain("less", "least"))
+    for name in ("less", "least"):
+        made.fall("worker")
+        assert runs(made) == name
+
+
+def test_a_reload_brings_the_first_plan_back_or_leaves_what_runs() -> None:
+    made = reloads(chain("less", "least"))
+    made.fall("worker")
+    assert reloaded(made, done=False) == ReloadAsked("worker", beside=False, swap=True, plans=2)
+    assert runs(made) == "less"
+    reloaded(made, done=True)
+    assert runs(made) == "big"
+    assert reloaded(made, done=True) == ReloadAsked("worker", beside=False, swap=False, plans=2)
+
+
+def test_a_model_that_was_swapped_in_is_the_first_plan_from_then_on() -> None:
+    made = reloads(chain("less", "least"))
+    made.fall("worker")
+    assert reloaded(made, done=True, swap_for="new") == ReloadAsked("worker", False, swap=True, plans=1)
+    made.fall("worker")
+    assert runs(made) == "least"
+    reloaded(made, done=True)
+    assert runs(made) == "new"

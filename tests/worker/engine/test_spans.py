@@ -1,0 +1,58 @@
+"""Which columns are there and looked at, by counting them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.caches.seats import Seats
+from worker.engine.caches.spans import NO_GAPS, Gaps
+
+LENGTH = 60
+
+
+def gaps() -> st.SearchStrategy[Gaps]:
+    """Up to four, apart or next to each other."""
+
+    def cut(places: list[int]) -> Gaps:
+        ordered = sorted(places)
+        pairs = zip(ordered[::2], ordered[1::2], strict=True)
+        return Gaps(tuple(pair for pair in pairs if pair[0] < pair[1]))
+
+    even = st.lists(st.integers(0, LENGTH), min_size=8, max_size=8)
+    return even.map(cut)
+
+
+def there(gaps: Gaps) -> list[int]:
+    """The positions that have columns."""
+    return [at for at in range(LENGTH) if not any(first <= at < last for first, last in gaps.spans)]
+
+
+@given(gaps(), st.integers(-9, LENGTH), st.integers(0, LENGTH))
+def test_columns_are_counted_between_positions(gaps: Gaps, first: int, count: int) -> None:
+    last = min(max(first, 0) + count, LENGTH)
+    assert gaps.columns(first, last) == sum(first <= at < last for at in there(gaps))
+
+
+@given(gaps(), st.data())
+def test_the_last_columns_stand_where_nothing_was_left_out(gaps: Gaps, data: st.DataObject) -> None:
+    columns = there(gaps)
+    count = data.draw(st.integers(0, len(columns)))
+    found = [at for first, last in gaps.runs(count, LENGTH) for at in range(first, last)]
+    assert found == columns[len(columns) - count :]
+    assert len(columns) + gaps.total == LENGTH
+
+
+@given(st.lists(gaps(), min_size=1, max_size=4), st.integers(1, LENGTH + 9))
+def test_a_window_holds_what_stands_within_it(rows: list[Gaps], window: int) -> None:
+    seats = Seats()
+    seats.seat([LENGTH - each.total for each in rows], rows)
+    seen = [sum(at > LENGTH - window for at in there(each)) + 1 for each in rows]
+    assert seats.seen([window]) == seats.seen([window + 3, window]) == seen
+    assert seats.seen([]) == [len(there(each)) + 1 for each in rows]
+    assert seats.offset.tolist() == [LENGTH] * len(rows)
+
+
+def test_gaps_are_added_behind_others() -> None:
+    assert NO_GAPS.and_also(3, 5).and_also(5, 9) == Gaps(((3, 5), (5, 9)))
+    assert NO_GAPS.and_also(3, 5).and_also(5, 9).total == 6

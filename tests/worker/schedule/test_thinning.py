@@ -1,0 +1,157 @@
+"""What the loop does with prompts that are weighed: chunk by chunk between the steps of others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.parts import Sparse
+from tests.worker.engines import END, House
+from worker.contract import Draw, Prepared
+from worker.schedule.commands import Submit
+from worker.schedule.sparse import Thinning
+
+LITTLE = Sparse(keep=0.99, above=0)
+"""Less than a chunk of these prompts need not be run: they are weighed, and run whole."""
+
+
+@dataclass
+class Reader:
+    """A weigher that says how it is asked. `at`: what happens with its n-th chunk."""
+
+    house: House
+    at: dict[int, Callable[[], None]] = field(default_factory=dict)
+    read_of: dict[str, int] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    share = 0.1
+
+    def knows(self, row: str) -> bool:
+        return True
+
+    def length(self, row: str) -> int:
+        return self.read_of.get(row, 0)
+
+    def read(self, row: str, tokens: Sequence[int]) -> None:
+        self.at.get(len(self.sizes), lambda: None)()
+        self.read_of[row] = self.length(row) + len(tokens)
+        self.sizes.append(len(tokens))
+        self.house.engine.takes("prefill", len(tokens))
+
+    def draft(self, news: object, count: int) -> dict[str, Sequence[int]]:
+        return {}
+
+    def weigh(self, row: str, last: int) -> list[float] | None:
+        self.asked.append(row)
+        return [1.0] * self.read_of[row] if len(self.asked) % 4 == 0 else None
+
+    def drop(self, row: str) -> None:
+        self.dropped.append(row)
+
+    def reset(self) -> None:
+        self.read_of.clear()
+
+    def cache_bytes(self) -> int:
+        return 0
+
+    def row_bytes(self, tokens: int) -> int:
+        return 0
+
+
+def reading() -> tuple[House, Reader]:
+    """A token that is read takes a quarter of a millisecond, behind a step of 40, which is waited for."""
+    house = House(prefill_tokens=2048)
+    reader = Reader(house)
+    house.loop.thinning = Thinning(reader, is_able=True)
+
+    def take(kind: str, size: int) -> None:
+        house.now += 0.04 * bool(house.engine.decoding) + 0.00025 * size if kind == "prefill" else 0.0001
+
+    house.engine.takes = take
+    return house, reader
+
+
+def submit(house: House, id: str, tokens: int) -> None:
+    house.engine.prompts[id], house.engine.scripts[id] = tuple(range(1, tokens + 1)), (5,)
+    prompt = house.engine.prompts[id]
+    house.inbox.put(Submit(Prepared(id, prompt, Draw(), (), 9, frozenset((END,)), sparse=LITTLE)))
+
+
+def test_others_step_between_chunks_and_between_the_parts_of_weighing() -> None:
+    house, reader = reading()
+    house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
+    house.engine.at["step", 4] = lambda: submit(house, "long", 1400)
+    began: list[int] = []
+    said: list[int] = []
+    reader.at = {0: lambda: began.append(len(house.tokens("stream")))}
+    weigh = reader.weigh
+
+    def noted(row: str, last: int) -> list[float] | None:
+        said.append(len(house.tokens("stream")))
+        return weigh(row, last)
+
+    reader.weigh = noted  # type: ignore[method-assign]
+    house.run()
+    assert house.text("long") == "<5>"
+    assert sum(reader.sizes) == 1399
+    assert all(after > before for before, after in itertools.pairwise([*began, *said]))
+    assert len(said) == 4
+
+
+def test_what_is_read_keeps_a_stream_waiting_no_longer_than_the_target() -> None:
+    house, reader = reading()
+    house.submit("stream", *range(1, 999), prompt=1, max_tokens=300)
+
+    was_read = False
+
+    def take(kind: str, size: int) -> None:
+        # While nobody reads, the step itself is waited for.
+        nonlocal was_read
+        waited, was_read = was_read, kind == "prefill"
+        house.now += 0.04 + 0.00025 * size if was_read else 0.0001 if waited else 0.04
+
+    house.engine.takes = take
+    house.engine.at["step", 40] = lambda: submit(house, "long", 3000)
+    read_at: list[float] = []
+    house.publish_also = lambda: read_at.append(house.now)
+    house.run()
+    gaps = [after - before for before, after in itertools.pairwise(read_at)]
+    assert sorted(gaps)[-3] < 0.1
+    assert max(reader.sizes) >= 128, "it gets on"
+
+
+def test_a_prompt_is_read_however_many_others_are_run() -> None:
+    house, reader = reading()
+    house.submit("stream", *range(1, 999), prompt=1, max_tokens=200)
+    house.engine.at["step", 4] = lambda: submit(house, "long", 3000)
+    last: list[str] = ["stream"]
+
+    def another() -> None:
+        # Whenever one has been run the next is there.
+        if sum(reader.sizes) < 2999:
+            last.append(f"other {len(last)}")
+            house.submit(last[-1], 5, prompt=400)
+
+    for number in range(1, 400):
+        house.engine.at["prefill", number] = another
+    house.engine.at["step", 3] = another
+    run: list[int] = []
+    reader.at = {chunk: lambda: run.append(len(house.engine.groups)) for chunk in range(99)}
+    house.run()
+    assert house.text("long") == "<5>"
+    assert {after - before for before, after in itertools.pairwise(run)} <= {1, 2}, "they take turns"
+
+
+def test_a_prompt_that_is_given_up_is_read_no_further_than_the_chunk_that_runs() -> None:
+    house, reader = reading()
+    house.submit("stream", *range(1, 99), prompt=1, max_tokens=60)
+    house.engine.at["step", 4] = lambda: submit(house, "long", 3000)
+    reader.at = {3: lambda: house.drop("long")}
+    house.run()
+    assert len(reader.sizes) == 4
+    assert reader.asked == []
+    assert len(house.loop.thinning) == 0
+    assert house.ends("long") == []
+    assert len(house.tokens("stream")) == 60
