@@ -7,14 +7,15 @@ import os
 import sys
 
 from worker.__main__ import main
-from worker.schedule import drafting, worth
+from worker.schedule import choices, guessing, trust, worth
 from worker.schedule.following import Following
 from worker.schedule.rows import Row
 
 
 def make_eager() -> None:
-    drafting.GAIN_MIN = 0.0
-    drafting.CREDIT_FIRST = drafting.CREDIT_MAX = worth.LOST_STEPS_MAX = 1e9
+    choices.GAIN_MIN = choices.GAIN_KEPT = 0.0
+    guessing.CREDIT_FIRST = guessing.CREDIT_MAX = worth.LOST_STEPS_MAX = 1e9
+    trust.TRIED_GUESSES, trust.VAIN_STEPS = 0, 10**9
     Following.seconds = _nothing  # type: ignore[method-assign]
 
 

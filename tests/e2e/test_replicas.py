@@ -17,6 +17,8 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import NO_TLS, START_S_MAX, Process, eventually, free_port
 
 STREAMS, TOKENS = 9, 160
+ANSWER = 60
+"""Tokens of a conversation's turn: one that costs next to nothing goes to whoever is free."""
 GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
 
 
@@ -86,7 +88,7 @@ def test_a_conversation_finds_its_prefix_again_whoever_else_asks_meanwhile(serve
     for turn in range(4):
         said.append({"role": "user", "content": f"What comes after {turn}? Say it in your own words."})
         others = [ask(served.url, f"Tell me about {turn} and {other}.", **GREEDY) for other in range(turn)]
-        reply = served.http.post("/v1/chat/completions", json={"messages": said, "max_tokens": 12}).json()
+        reply = served.http.post("/v1/chat/completions", json={"messages": said, "max_tokens": ANSWER}).json()
         said.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
         usage = reply["usage"]
         shares.append(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])

@@ -14,6 +14,8 @@ DRAFTED_MAX = 15
 """Tokens of a row in one step."""
 GAIN_MIN = 1.1
 """By how much more tokens in the same time it must be."""
+GAIN_KEPT = 1.03
+"""And where the last step had drafts: what pays by about as much as that would else begin and end by turns."""
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
 _GUESSED_LENGTHS: tuple[int, ...] = (1, 2, 4, 7)
 
@@ -44,13 +46,18 @@ class Choices:
     def __init__(self, sources: Mapping[str, Known], costs: Costs) -> None:
         self._sources = sources
         self._costs = costs
+        self._gain_min = GAIN_MIN
+
+    def has_drafted(self, *, is_so: bool) -> None:
+        """Whether the last step had drafts."""
+        self._gain_min = GAIN_KEPT if is_so else GAIN_MIN
 
     def best(self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None) -> Choice:
         """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
         could be guessed for, and how many tokens each has room for."""
         hopes = {id: self._hope(id, draft) for id, draft in found.items()}
         guesses = {row: _Hope(self._sources[row.id].rate.value, room) for row, room in (near or {}).items()}
-        best = Choice(GAIN_MIN * rows)
+        best = Choice(self._gain_min * rows)
         most = sum(hope.at(DRAFTED_MAX) for hope in (*hopes.values(), *guesses.values()))
         if rows + most <= COST_MIN * best.speed:
             return best  # the least that a step can cost is too much

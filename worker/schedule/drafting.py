@@ -173,6 +173,7 @@ class Drafting:
         self._lap(rows, tokens, None if self._lap_at is None else now - self._lap_at)
         self._lap_at = now
         self._running = self._running + 1 if self._drafts else 0
+        self._choices.has_drafted(is_so=self._running > 0)
         if self._running >= DOUBTED_STEPS:
             self._costs.forget(rows)
             self._running = 0

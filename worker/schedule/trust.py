@@ -14,7 +14,7 @@ TRIED_COST_MAX = 16.0
 """Or fewer, once they have cost as much as so many plain steps."""
 GUESS_COST_MAX = 4.0
 """Each counts for no more than that: it may be the machine that was busy."""
-VAIN_STEPS = 8
+VAIN_STEPS = 32
 """Steps on end in which nothing was expected of it, before it rests."""
 PROVEN_STEPS = 64
 """Once so many were made with its guesses its next rest is a short one: the machine may have been busy."""
