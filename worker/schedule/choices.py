@@ -15,7 +15,7 @@ DRAFTED_MAX = 15
 GAIN_MIN = 1.1
 """By how much more tokens in the same time it must be."""
 GAIN_KEPT = 1.03
-"""And where the last step had drafts: what pays by about as much as that would else begin and end by turns."""
+"""And where the last step had drafts: what pays by about a tenth would else begin and end by turns."""
 _LENGTHS = (2, 4, 8, DRAFTED_MAX)
 _GUESSED_LENGTHS: tuple[int, ...] = (1, 2, 4, 7)
 
