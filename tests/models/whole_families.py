@@ -41,6 +41,7 @@ REFUSED: dict[str, str] = {
     "deepseek_v4": "what it keeps of a prompt, pooled, depends on where that is cut",
     "hy_v4": "upstream keeps where it parts the keys of one length for those of all others",
     "minimax_h3": "it makes videos",
+    "unlimited_ocr": "upstream writes answers into a ring that begins with the first step of one token",
     "zaya1_vl": "upstream's own steps call its language model by a name that it does not have",
     "nemotron_voicechat": "it talks, by a package that is not a dependency",
 }

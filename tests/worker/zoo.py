@@ -429,7 +429,7 @@ def gap(architecture: str, found: Difference) -> float:
     tokens = mx.array([[*found.job.prompt, *found.expected[: found.index]]])
     logits = _logits(architecture, tokens)
     if _is_greedy(found.job):
-        return float(logits[found.expected[found.index]] - logits[found.said[found.index]])
+        return abs(float(logits[found.expected[found.index]] - logits[found.said[found.index]]))
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)
     if isinstance(found.job.draw.grammar, RuleGrammar):
         rule = allows(found.job.draw.grammar.seed, found.expected[: found.index])

@@ -7,6 +7,8 @@ from typing import Any
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 from mlx_vlm.models import cache as vlm
 
+_KEEPS = ("update_and_fetch", "make_mask", "__getitem__", "__setitem__")
+
 
 class _StateCache(vlm.ArraysCache):
     """Upstream's, merged of empty rows, claims that they are padded on the left by nothing, and then forgets
@@ -20,9 +22,9 @@ class _StateCache(vlm.ArraysCache):
 
 def twin(cache: Any) -> Any:
     """An empty cache of mlx-lm's instead of mlx-vlm's own, which cannot be merged. What has no twin stays,
-    and one of which a network asks more than of its kind."""
+    and one of which a network asks more than of its kind, or something else."""
     kinds = (vlm.RotatingKVCache, vlm.KVCache, vlm.ArraysCache, vlm.CacheList)
-    if not any(isinstance(cache, kind) and set(dir(type(cache))) <= set(dir(kind)) for kind in kinds):
+    if not any(_is_one(type(cache), kind) for kind in kinds):
         return cache
     match cache:
         case vlm.RotatingKVCache():
@@ -33,3 +35,13 @@ def twin(cache: Any) -> Any:
             return _StateCache(len(cache.cache))
         case _:
             return CacheList(*map(twin, cache.caches))
+
+
+def _is_one(own: type, kind: type) -> bool:
+    """Whether a cache is of this kind, or of one that keeps and shows the same tokens."""
+    known = set(dir(own)) <= set(dir(kind))
+    return (
+        issubclass(own, kind)
+        and known
+        and all(getattr(own, name, None) is getattr(kind, name, None) for name in _KEEPS)
+    )
