@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from deploy.serving.hosts import fallback_after_s
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import Child
 from deploy.supervisor.models import DRAFTER, OF_SETS, ServedModel, plans
@@ -88,7 +89,8 @@ def child_commands(
     for model in served:
         argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
         name = f"worker[{model.name}]" if several else "worker"
-        worker = Child(name, argv, dict(bare), model=model, fallback_after_s=model.fallback_after)
+        after = fallback_after_s(given, model)
+        worker = Child(name, argv, dict(bare), model=model, fallback_after_s=after)
         others = [
             replace(worker, argv=[*python_module("worker"), *meeting, *flags], model=plan)
             for plan in plans(model)

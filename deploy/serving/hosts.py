@@ -12,6 +12,9 @@ from deploy.serving.settings import ServeSettings
 from deploy.supervisor.models import ServedModel, plans
 from protocol.hosts import Backend, HostsError, read, wrong_with
 
+FAILOVER_TIMEOUT_S = 120.0
+"""The gateway's, if nothing else is said."""
+FALLBACK_AFTER_S = 60.0
 _OF_ONE = ("hosts", "fallback")
 """What is said for the one model that there is."""
 
@@ -35,7 +38,27 @@ def wrong_hosts(given: ServeSettings, served: Sequence[ServedModel]) -> list[str
     twice = [model.name for model in sets if model.replicas > 1]
     if twice:
         return [f"hosts: {', '.join(twice)}: replicas would be at the same ports; a set is one worker"]
-    return [line for path, backend in _named(given, served) if (line := _wrong(path, backend))]
+    late = [line for model in served if (line := _too_late(given, model))]
+    return late + [line for path, backend in _named(given, served) if (line := _wrong(path, backend))]
+
+
+def fallback_after_s(given: ServeSettings, model: ServedModel) -> float:
+    """How long a plan may be down before the next takes over: as is said, or so long that the streams are
+    still there after the last."""
+    each = (given.failover_timeout_s or FAILOVER_TIMEOUT_S) / (1 + len(plans(model)))
+    return model.fallback_after or min(FALLBACK_AFTER_S, each)
+
+
+def _too_late(given: ServeSettings, model: ServedModel) -> str | None:
+    """Where streams would end before the last plan is there."""
+    count, within = len(plans(model)), given.failover_timeout_s or FAILOVER_TIMEOUT_S
+    last = count * fallback_after_s(given, model)
+    if last < within:
+        return None
+    return (
+        f"fallback: {model.name}: the last of {count} takes over after {last:g} s, and streams wait for"
+        f" {within:g}: a shorter --fallback-after, or a longer --failover-timeout"
+    )
 
 
 def _named(given: ServeSettings, served: Sequence[ServedModel]) -> Iterator[tuple[Path, Backend | None]]:

@@ -6,7 +6,7 @@ roundhouse serve --model small=mlx-community/Qwen3-0.6B-4bit --model ~/models/la
 model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embedded model
 aliases = ["gpt-4o-mini"]
 resident = true                              # loaded at the start, and kept
-fallback = ["@three.json", "~/models/less"]  # take its place, in order, after fallback_after = 60 s each
+fallback = ["@three.json", "~/models/less"]  # take its place, in order, after fallback_after = 30 s each
 replicas = 2                                 # so many workers, each with weights of its own
 max_running = 8                              # and whatever else can be set for a worker
 

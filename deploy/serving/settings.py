@@ -96,7 +96,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = ()
     fallback_after_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
-        Meta(description="seconds until then, each time (default: 60); longer than it takes to load"),
+        Meta(
+            description="seconds until then, each time; longer than it takes to load (default: 60, or less"
+            " where there are several, so that streams are still there)"
+        ),
     ] = None
     max_running: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at once on the worker")

@@ -8,7 +8,6 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-FALLBACK_AFTER_S = 60.0
 """Well below what requests wait for a worker that they have lost."""
 
 PORT_OF_SETS = "hosts_port"
@@ -36,7 +35,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     resident: bool = False
     replicas: Replicas = 1
     fallback: str | tuple[str, ...] = ()
-    fallback_after: Annotated[float, Meta(gt=0, le=86400)] = FALLBACK_AFTER_S
+    fallback_after: Annotated[float, Meta(gt=0, le=86400)] | None = None
     settings: dict[str, Setting] = {}
 
 

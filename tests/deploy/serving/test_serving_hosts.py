@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.config import GatewaySettings
 from deploy.serving import serve
+from deploy.serving.hosts import FAILOVER_TIMEOUT_S
 from deploy.supervisor.child import Child
 from deploy.supervisor.models import parted
 from protocol.settings import SettingsError
@@ -60,7 +62,7 @@ def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path:
     found: list[list[str]] = []
     child = first.fallback
     while child is not None:
-        assert (child.name, child.fallback_after_s) == (first.name, 60)
+        assert (child.name, child.fallback_after_s) == (first.name, 30)
         found.append(words(child))
         child = child.fallback
     drafts, own = "--draft-model=d", ["--served-name=m"]
@@ -89,6 +91,17 @@ def test_the_hostfile_of_each_plan_is_looked_at_before_anything_starts(tmp_path:
     file = hostfile(tmp_path)
     with pytest.raises(SettingsError, match="absent"):
         worker("--model=m", f"--hosts={file}", "--fallback=small", f"--fallback=@{tmp_path}/absent.json")
+
+
+def test_streams_are_still_there_when_the_last_plan_takes_over(tmp_path: Path) -> None:
+    file = f"--hosts={hostfile(tmp_path)}"
+    assert GatewaySettings().failover_timeout_s == FAILOVER_TIMEOUT_S
+    alone = worker("--model=m", file, "--fallback=small")
+    assert alone.fallback_after_s == 60
+    patient = worker("--model=m", file, "--fallback=small", "--fallback=less", "--failover-timeout=600")
+    assert patient.fallback_after_s == 60
+    with pytest.raises(SettingsError, match="--failover-timeout"):
+        worker("--model=m", file, "--fallback=small", "--fallback=less", "--fallback-after=60")
 
 
 def test_the_file_says_it_of_each_model(tmp_path: Path) -> None:
