@@ -50,7 +50,7 @@ def _begin(engine: Engine, row: str, prompt: tuple[int, ...], spans: list[tuple[
     at = 0
     for first, last in spans:
         engine.prefill({row: prompt[at:first]})
-        engine.leave_out(row, last - first)
+        engine.leave_out(row, first, last)
         at = last
     engine.prefill({row: prompt[at:-1]})
     engine.start(row, prompt, len(prompt), Draw())
