@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
 
 from bench.models import random_tokens
 from bench.ours import Ours
@@ -156,8 +157,8 @@ def _misleading(answer: Sequence[int]) -> tuple[int, ...]:
 class Passes:
     """Forward passes of rows that are fed several tokens each, all of which are kept."""
 
-    def __init__(self, model: Model) -> None:
-        self._network = model.engine._model  # type: ignore[attr-defined]
+    def __init__(self, folder: Path) -> None:
+        self._network: Any = load_model(folder)[0]
 
     def feeding(self, rows: int, width: int) -> Callable[[], Work]:
         """Passes that feed each of so many rows so many tokens; 0: one, in the layout of plain steps."""

@@ -97,10 +97,9 @@ def show_columns(models: Sequence[str], batches: Sequence[int], rounds: int) -> 
     """What wider passes cost."""
     from bench.drafted import Passes
     from bench.models import bench_folder
-    from bench.ours import load
 
     for name in models:
-        passes = Passes(load(bench_folder(name)))
+        passes = Passes(bench_folder(name))
         rows = [[f"{batch} rows", *_ratios(passes, batch, rounds)] for batch in batches]
         legend = (
             "Seconds of the processor of a pass in which each row is fed so many tokens, over a plain one."

@@ -86,7 +86,7 @@ def _engine(folder: str, mode: str, ranks: int) -> Any:
     if ranks == 1:
         from worker.models.load import ModelLoader
 
-        return ModelLoader(folder).load(lambda done, total: None).engine  # type: ignore[union-attr]
+        return ModelLoader(folder).load(lambda done, total: None).engine
     from protocol.workersettings import WorkerSettings
     from tests.ports import free_ports
     from worker.ranks.loader import SetLoader
@@ -96,7 +96,7 @@ def _engine(folder: str, mode: str, ranks: int) -> Any:
         hosts = Path(home) / "hosts.json"
         hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks))
         port = free_ports(ranks)[0]
-        settings = WorkerSettings(model=folder, hosts=hosts, hosts_port=port, split=mode)  # type: ignore[arg-type]
+        settings = WorkerSettings(model=folder, hosts=hosts, hosts_port=port, split=mode)
         return SetLoader(settings, Meeting(settings, "ring", None)).load(lambda done, total: None).engine
 
 

@@ -112,7 +112,7 @@ def recaller(name: str, seed: int, **changes: float) -> Any:
     """A network. `changes`: of its shape."""
     shape = {"itself": LARGE, "a smaller one": SMALL}[name]
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(make_recaller(Path(folder), replace(shape, **changes), seed))[0]  # type: ignore[arg-type]
+        return load_model(make_recaller(Path(folder), replace(shape, **changes), seed))[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -88,7 +88,7 @@ class Bare:
         done = 0
         while done < tokens:
             drawn = mx.argmax(self._network(self._pending[:, None], cache=self._caches)[:, -1, :], axis=-1)
-            mx.async_eval(drawn)  # type: ignore[no-untyped-call]
+            mx.async_eval(drawn)
             done += len(cast("list[int]", self._pending.tolist()))
             self._pending = drawn
         return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import RequestError
 from protocol.parts import Sparse
+from tests.worker.weighers import Weigher
 from worker.contract import Draw, Prepared, Shape
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.rows import Phase, Row
@@ -22,46 +23,17 @@ WISH = Sparse(keep=0.3, above=1000)
 
 
 @dataclass
-class Weighing:
+class Weighing(Weigher):
     """A weigher to which the tokens of a list matter, and which has to be asked so often."""
 
     matters: Sequence[int] = ()
     parts: int = 3
-    read_of: dict[str, list[int]] = field(default_factory=dict)
-
-    dropped: list[str] = field(default_factory=list)
-
-    share, block = 0.1, 1
-
-    def knows(self, row: str) -> bool:
-        return True
-
-    def length(self, row: str) -> int:
-        return len(self.read_of.get(row, ()))
-
-    def read(self, row: str, tokens: Sequence[int]) -> None:
-        self.read_of.setdefault(row, []).extend(tokens)
-
-    def draft(self, news: object, count: int) -> dict[str, Sequence[int]]:
-        return {}
 
     def weigh(self, row: str, last: int) -> list[float] | None:
         self.parts -= 1
         if self.parts > 0:
             return None
         return [float(token in self.matters) for token in self.read_of[row]]
-
-    def drop(self, row: str) -> None:
-        self.dropped.append(row)
-
-    def reset(self) -> None:
-        self.read_of.clear()
-
-    def cache_bytes(self) -> int:
-        return 0
-
-    def row_bytes(self, tokens: int) -> int:
-        return 0
 
 
 def request(tokens: int = 5000, **fields: object) -> Prepared:

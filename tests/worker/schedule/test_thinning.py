@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from protocol.parts import Sparse
 from tests.worker.engines import END, House
+from tests.worker.weighers import Weigher
 from worker.contract import Draw, Prepared
 from worker.schedule.commands import Submit
 from worker.schedule.sparse import Thinning
@@ -17,47 +18,23 @@ LITTLE = Sparse(keep=0.99, above=0)
 
 
 @dataclass
-class Reader:
+class Reader(Weigher):
     """A weigher that says how it is asked. `at`: what happens with its n-th chunk."""
 
     house: House
     at: dict[int, Callable[[], None]] = field(default_factory=dict)
-    read_of: dict[str, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    share = 0.1
-
-    def knows(self, row: str) -> bool:
-        return True
-
-    def length(self, row: str) -> int:
-        return self.read_of.get(row, 0)
 
     def read(self, row: str, tokens: Sequence[int]) -> None:
         self.at.get(len(self.sizes), lambda: None)()
-        self.read_of[row] = self.length(row) + len(tokens)
+        super().read(row, tokens)
         self.sizes.append(len(tokens))
         self.house.engine.takes("prefill", len(tokens))
 
-    def draft(self, news: object, count: int) -> dict[str, Sequence[int]]:
-        return {}
-
     def weigh(self, row: str, last: int) -> list[float] | None:
         self.asked.append(row)
-        return [1.0] * self.read_of[row] if len(self.asked) % 4 == 0 else None
-
-    def drop(self, row: str) -> None:
-        self.dropped.append(row)
-
-    def reset(self) -> None:
-        self.read_of.clear()
-
-    def cache_bytes(self) -> int:
-        return 0
-
-    def row_bytes(self, tokens: int) -> int:
-        return 0
+        return [1.0] * self.length(row) if len(self.asked) % 4 == 0 else None
 
 
 def reading() -> tuple[House, Reader]:
