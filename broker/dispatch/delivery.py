@@ -100,6 +100,8 @@ class Delivery:
             return 0
         match flight.score(message, self._clock()):
             case Gain.TAKEN:
+                if flight.suspect:
+                    self._failover.gained(flight)
                 return len(message.tokens)
             case Gain.DOUBLE:
                 self._dropped["double"] += 1

@@ -200,7 +200,7 @@ class Failover:
             flight.fail(Code.INTERNAL_ERROR, f"The stream was damaged on its way again and again: {why}.")
 
     def gained(self, flight: Flight) -> None:
-        """A suspect has made a token."""
+        """A suspect has got on."""
         if flight.proven:
             self.suspects.clear(flight)
 

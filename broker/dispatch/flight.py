@@ -46,9 +46,10 @@ _DELTA_BYTES, _LIKELY_BYTES, _CALL_BYTES = 320, 160, 160
 """What a plain one takes in memory, and beyond that one of its most likely tokens, and a growth of a call."""
 TOKENS_MAX = 2**24
 """Of an answer, where neither its request nor its worker says less."""
-PROVEN_DELTAS = 2
-"""So many deltas of a leg show that its request has got past what was the end of the leg before. One is not
-enough: the last words of a worker that dies are lost with it, and they may have been as many."""
+PROVEN_PIECES = 2
+"""So many deltas of a leg, or messages about its prompt, show that its request has got past what was the end
+of the leg before. One is not enough: the last words of a worker that dies are lost with it, and they may have
+been as many."""
 
 Item = Accepted | Reused | Scored | Delta | Encoded | Finished | Failed
 Batch = tuple[int, list[Item]]
@@ -77,6 +78,8 @@ class Leg:
     accepted: bool = False
     reused: bool = False
     deltas: int = 0
+    scored: int = 0
+    """Messages about its prompt's tokens."""
     spared: float = 0.0
     """The share of its prompt that its worker has probably run before, as far as was known when it began."""
     beats_missed: int = 0
@@ -133,12 +136,17 @@ class Flight:
     @property
     def proven(self) -> bool:
         """Its present leg has shown that it does not end where another one did."""
-        return self.leg is not None and self.leg.deltas >= PROVEN_DELTAS
+        return self.leg is not None and self.leg.deltas + self.leg.scored >= PROVEN_PIECES
 
     @property
     def progress(self) -> int:
         """How many tokens, or texts, it has got."""
         return len(self.tokens) + len(self.answered)
+
+    @property
+    def reached(self) -> int:
+        """The same, with what it has of its prompt: how far it has come."""
+        return self.scored + self.progress
 
     @property
     def is_scored(self) -> bool:
@@ -151,7 +159,7 @@ class Flight:
     @property
     def has_begun(self) -> bool:
         """Its client has something of its answer, or of what is told of its prompt."""
-        return bool(self.progress or self.scored)
+        return self.reached > 0
 
     def goes_on_with(self, identity: str, *, stands_in: bool = False) -> bool:
         """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
@@ -216,6 +224,7 @@ class Flight:
         if self.started_at is None:
             self.started_at = now
         self.mends = 0
+        self.leg.scored += 1
         self.scored += len(message.tokens)
         self._push(message)
         return Gain.TAKEN

@@ -35,7 +35,7 @@ from enum import IntEnum
 
 import msgspec
 
-from broker.dispatch.flight import PROVEN_DELTAS, Flight
+from broker.dispatch.flight import PROVEN_PIECES, Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Request
 
@@ -70,7 +70,7 @@ class Standing(IntEnum):
 @dataclass(slots=True, eq=False)
 class Death:
     """`candidates`: the marks of the requests that may have caused it and were not cleared since, each with
-    the tokens that it had then (the most that a copy of it had)."""
+    how far it had come then (the furthest that a copy of it had)."""
 
     worker: str
     model: str
@@ -159,7 +159,7 @@ class Suspects:
         for flight in suspects:
             flight.suspect = True
             mark = mark_of(flight)
-            candidates[mark] = max(flight.progress, candidates.get(mark, 0))
+            candidates[mark] = max(flight.reached, candidates.get(mark, 0))
         self._deaths.append(Death(worker, model, self._clock(), candidates))
         self._bars.clear()
 
@@ -174,8 +174,8 @@ class Suspects:
 
         A copy of one that kills later on does not speak for it before it has come as far.
         """
-        margin = PROVEN_DELTAS if flight.terminal is None else 0
-        mark, reached = mark_of(flight), flight.progress - margin
+        margin = PROVEN_PIECES if flight.terminal is None else 0
+        mark, reached = mark_of(flight), flight.reached - margin
         for death in self._deaths:
             if death.candidates.get(mark, NEVER) <= reached:
                 del death.candidates[mark]

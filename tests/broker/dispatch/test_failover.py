@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.failover import MENDS_MAX
-from broker.dispatch.flight import PROVEN_DELTAS, Flight
+from broker.dispatch.flight import PROVEN_PIECES, Flight
 from broker.dispatch.reconcile import BEATS_MISSED_MAX
 from broker.dispatch.suspects import (
+    DEATHS_MAX,
     DEATHS_RAISED_MAX,
     DEATHS_REMEMBERED_MAX,
     REMAND_S,
@@ -36,7 +37,7 @@ from tests.broker.dispatching import (
 )
 
 SWEEP_S = 0.25
-TEXTS = ["x"] * PROVEN_DELTAS
+TEXTS = ["x"] * PROVEN_PIECES
 
 
 @pytest.fixture
@@ -551,6 +552,37 @@ def test_behind_a_gap_the_answer_is_begun_again_where_the_client_is(gap: str, li
 def scored(worker: str, id: str, first: int, count: int) -> Scored:
     tokens = [PromptToken(bytes=b"x", logprob=-1)] * count
     return Scored(incarnation=worker, id=id, first=first, tokens=tokens)
+
+
+def test_who_is_told_more_of_its_prompt_between_deaths_is_not_their_cause(line: Line) -> None:
+    line.serving("w1")
+    asks = replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1))
+    flight = line.board(asks)
+    told = 0
+    for death in range(1, 2 * DEATHS_MAX):
+        assert flight.leg is not None
+        worker, id = f"w{death}", flight.leg.id
+        line.say(worker, replace(accepted(worker, id), prompt_tokens=1000))
+        for first in range(told, told + 20, 10):
+            line.say(worker, scored(worker, id, first, 10))
+        told += 20
+        assert die(line, worker, f"w{death + 1}") == [f"a~{death + 1}"]
+    assert flight.scored == told
+
+
+def test_who_dies_over_the_same_token_of_its_prompt_is_their_cause(line: Line) -> None:
+    line.serving("w1")
+    flight = line.board(replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1)))
+    for death in range(1, DEATHS_MAX + 1):
+        worker = f"w{death}"
+        live(line, worker, SETTLED_S + SWEEP_S)
+        assert flight.leg is not None
+        line.say(worker, replace(accepted(worker, flight.leg.id), prompt_tokens=1000))
+        if death == 1:
+            line.say(worker, scored(worker, flight.leg.id, 0, 10))
+        die(line, worker, f"w{death + 1}")
+    live(line, f"w{DEATHS_MAX + 1}", REMAND_S + SWEEP_S)
+    assert code_of(flight) == Code.WORKER_CRASHED
 
 
 @pytest.mark.parametrize("gap", ["part", "delta", "end"])

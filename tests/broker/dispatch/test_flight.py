@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.dispatch import flight as flight_module
-from broker.dispatch.flight import PROVEN_DELTAS, TOKENS_MAX, Flight, Gain, Item
+from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, Flight, Gain, Item
 from broker.dispatch.flights import Flights
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
@@ -490,10 +490,10 @@ def test_a_leg_is_proven_by_its_own_deltas(again: bool) -> None:
         flight.gain(delta(0), now=1.0)
         aboard_again(flights, flight)
     seen = []
-    for number in range(PROVEN_DELTAS):
+    for number in range(PROVEN_PIECES):
         seen.append(flight.proven)
         flight.gain(delta(number), now=1.0)
-    assert seen == [False] * PROVEN_DELTAS
+    assert seen == [False] * PROVEN_PIECES
     assert flight.proven
 
 

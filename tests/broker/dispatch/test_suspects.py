@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch.flight import PROVEN_DELTAS, Flight
+from broker.dispatch.flight import PROVEN_PIECES, Flight
 from broker.dispatch.suspects import DEATHS_MAX, DEATHS_RAISED_MAX, REMAND_S
 from protocol.errors import Code
 from protocol.messages import Cancel, Failed, Finished, Generate
@@ -125,7 +125,7 @@ def until_over(works: Works, flights: list[Flight]) -> None:
     raise AssertionError("somebody hangs")
 
 
-tails = st.integers(0, PROVEN_DELTAS - 1)
+tails = st.integers(0, PROVEN_PIECES - 1)
 
 
 @settings(max_examples=60)
@@ -204,7 +204,7 @@ def pull(seed: int) -> tuple[Counter[str], int]:
     """Pull the plug as often as the seed says, for two minutes; how answers ended, and how many deaths."""
     dice = random.Random(seed)
     line = Line(waiting_max=64)
-    works = Works(line, tail=dice.randrange(PROVEN_DELTAS), rows=dice.choice([4, 16]))
+    works = Works(line, tail=dice.randrange(PROVEN_PIECES), rows=dice.choice([4, 16]))
     flights: list[Flight] = []
     mean_s = dice.choice([0.3, 1.0, 3.0, 10.0])
     until = line.clock.now + 120.0

@@ -31,6 +31,13 @@ OBJECT: Schema = {
 }
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is foreseen is bounded by the time it takes, which is this machine's matter."""
+    for module in (body, foresight):
+        monkeypatch.setattr(module, "FORESEE_S_MAX", 60.0)
+
+
 def held(words: Words, schema: Schema) -> HeldGrammar:
     return words.grammar(grammar_of(Form(kind="json_schema", text=json.dumps(schema))))
 
