@@ -24,6 +24,7 @@ from worker.contract import Prepared
 from worker.pictures import Picture
 from worker.prefixes.index import Match, PrefixIndex
 from worker.schedule.gallery import Gallery, pictures_of
+from worker.schedule.gathering import gathers
 from worker.schedule.groups import begin_of, form_groups, is_short, leads_of
 from worker.schedule.ledger import Ledger
 from worker.schedule.pace import Pace, Work
@@ -61,8 +62,10 @@ class Scheduler:
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
         self._ledger = Ledger(policy.bytes_max, policy.row_bytes)
+        self._next: Sequence[Row] = ()
+        """Who was in line when it was last planned."""
         self._settling = 0
-        self._lap_at = 0.0
+        self._lap_at = self._first_at = 0.0
         self._work = Work()
         self._looks = False
 
@@ -79,8 +82,12 @@ class Scheduler:
 
     @property
     def decodes(self) -> bool:
-        """Whether any row is started."""
-        return bool(self._in[Phase.DECODE])
+        """Whether rows that are started are to decode."""
+        started = self._in[Phase.DECODE].values()
+        if not started or any(row.answered for row in started):
+            return bool(started)
+        coming = [row for row in self._next if row.id in self._rows and row.phase is not Phase.DECODE]
+        return not gathers(coming, self._pace, self._lap_at - self._first_at)
 
     @property
     def decoding(self) -> list[Row]:
@@ -191,6 +198,7 @@ class Scheduler:
 
     def started(self, row: Row) -> None:
         """The row has joined the batch."""
+        self._first_at = self._first_at if self._in[Phase.DECODE] else self._lap_at
         self._move(row, Phase.DECODE)
 
     def lap(self, now: float, *, decoded: bool | None) -> None:
@@ -245,6 +253,7 @@ class Scheduler:
         """What to run before the next decode step. `cache_bytes`: what all caches really take."""
         preempted = self._make_room(cache_bytes)
         line, behind = self._line(cache_bytes, preempted)
+        self._next = line
         if not line:
             return Plan(preempted=preempted)
         heads = self._heads(line, behind)

@@ -311,6 +311,9 @@ class Streams:
             self.calm.append(not self._spiked)
             if self._cut:
                 self.busy.append(self.gaps[-1])
+        if reads:
+            for row in self.scheduler.decoding:
+                self.scheduler.answered(row, 0)
         self._read_at, self._smallest = self.now, 0.0
         self._spiked = self._prefilled = self._cut = False
         self._ahead_until = self.now + self.speed.decode_s(rows) * self.noise()
