@@ -61,7 +61,7 @@ class Choices:
         most = sum(hope.at(DRAFTED_MAX) for hope in (*hopes.values(), *guesses.values()))
         if rows + most <= COST_MIN * best.speed:
             return best  # the least that a step can cost is too much
-        for length in _LENGTHS if near is None else self._guessed_lengths():
+        for length in self._lengths(rows) if near is None else self._guessed_lengths():
             gains = {id: hope.at(length) for id, hope in hopes.items()}
             asked = []
             for row, hope in guesses.items():
@@ -76,6 +76,10 @@ class Choices:
             if (speed := (rows + sum(gains.values())) / cost) > best.speed:
                 best = Choice(speed, length, asked)
         return best
+
+    def _lengths(self, rows: int) -> Sequence[int]:
+        # Whoever does not know yet what columns cost tries a few.
+        return _LENGTHS if self._costs.knows_price(rows) else _LENGTHS[:1]
 
     def _guessed_lengths(self) -> Sequence[int]:
         lengths, block = _GUESSED_LENGTHS, self._costs.block

@@ -53,13 +53,17 @@ def _unforeseen(row: str, most: int) -> Foreseen:
 
 
 class Drafting:
-    """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does."""
+    """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does.
+    `column_price`: see `contract.Model`."""
 
-    def __init__(self, *, is_on: bool = True, following: Following | None = None) -> None:
+    def __init__(
+        self, *, is_on: bool = True, following: Following | None = None, column_price: float | None = None
+    ) -> None:
         self._is_on = is_on
         self._following = following if is_on else None
         self._sources: dict[str, Known] = {}
-        self._costs = Costs(following.share, following.block) if following else Costs()
+        told = (following.share, following.block) if following else (0.0, 1)
+        self._costs = Costs(*told, column_price)
         self._choices = Choices(self._sources, self._costs)
         self._guessing: Guessing | None = None
         if self._following is not None:
@@ -192,9 +196,9 @@ class Drafting:
         return tried
 
     def _lap(self, rows: int, tokens: int, seconds: float | None) -> None:
-        # Rows that are fed their first drafts change places, once for many steps.
         guesses = self._guessing.passes if self._guessing else 0
-        is_turning = guesses > 0 and bool(self._drafts) and self._since >= SETTLING_STEPS - 1
+        # Rows that are fed their first drafts change places, and a plain step is still under way.
+        is_turning = bool(self._drafts) and self._since >= SETTLING_STEPS - 1
         self._since = 0 if self._drafts else self._since + 1
         plain, gained = self._costs.plain(rows), tokens / rows
         is_telling = self._guessing.lap(seconds, gained, plain) if self._guessing else True

@@ -30,8 +30,8 @@ def row_of(id: str, prompt: Sequence[int] = FILE, tokens: int = 10_000, *, specu
 
 
 def measured(*, is_on: bool = True) -> Drafting:
-    """It knows what a plain step of one row takes."""
-    drafting = Drafting(is_on=is_on)
+    """It knows what a plain step of one row takes, and what columns add to it."""
+    drafting = Drafting(is_on=is_on, column_price=0.25)
     for lap in range(PLAIN_LAPS + 1):
         drafting.propose([])
         drafting.learn(Step({}, {}), 1, float(lap))
