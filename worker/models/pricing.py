@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from worker.contract import Draw, Engine
 from worker.drafts import PRICED_COLUMNS
@@ -14,20 +16,21 @@ _LAPS = 2
 """Of either kind of step; the quicker one counts: the machine may be busy with others."""
 
 
-def column_price(engine: Engine) -> float:
-    """What each token that a row is fed behind the first adds to a step, in terms of a plain one, at least 0.
-    The engine's rows are forgotten. So many calls, whatever comes of them: all ranks of a set make the same."""
+def column_price(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> float:
+    """See `contract.Model`; at least 0. The engine's rows are forgotten. It is called so often, whatever comes
+    of that: all ranks of a set do the same."""
+    lap = partial(_lap, engine, clock)
     engine.prefill({_ROW: _PROMPT[:-1]})
     engine.start(_ROW, _PROMPT, len(_PROMPT), Draw())
     engine.step()  # only sets out
-    plain = min(_lap(engine, ()) for _ in range(_LAPS))
-    engine.step({_ROW: _DRAFTS})  # what was under way is read, and drafts behind it are tried if it was the first
-    wide = min(_lap(engine, _DRAFTS) for _ in range(_LAPS))
+    plain = min(lap(()) for _ in range(_LAPS))
+    engine.step({_ROW: _DRAFTS})  # a plain pass is still under way
+    wide = min(lap(_DRAFTS) for _ in range(_LAPS))
     engine.reset()
     return max(0.0, wide / plain - 1) / (PRICED_COLUMNS - 1)
 
 
-def _lap(engine: Engine, drafts: tuple[int, ...]) -> float:
-    began = time.perf_counter()
+def _lap(engine: Engine, clock: Callable[[], float], drafts: Sequence[int]) -> float:
+    began = clock()
     engine.step({_ROW: drafts} if drafts else {})
-    return time.perf_counter() - began
+    return clock() - began

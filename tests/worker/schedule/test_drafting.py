@@ -249,3 +249,80 @@ def test_costs_are_guessed_until_they_are_measured() -> None:
     assert costs.of(1, 4) == pytest.approx(1.2)
     costs.learn(1, 4, 5.0)
     assert costs.of(1, 4) < 2, "one that is far off does not count for all it is"
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("column_s", [0.05, 0.25, 1.0])
+@pytest.mark.parametrize("kind", ["right", "wrong", "by turns", "new"])
+def test_short_answers_lose_nothing_from_the_first_on(kind: str, column_s: float, rows: int) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Drafting(column_price=column_s), column_s)
+    for turn in range(3):
+        answers = {f"{turn} {row}": [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+        running = [row_of(id, prompt_for(kind, answer)) for id, answer in answers.items()]
+        assert machine.play(running, answers) <= 1.03 * 80
+
+
+def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
+    """What is found in it for the answer is `right`, `wrong`, one or the other `by turns`, or nothing."""
+    match kind:
+        case "right":
+            return answer
+        case "wrong":
+            return [token for end in range(3, 80) for token in (*answer[end - 3 : end], -1, -2)]
+        case "by turns":
+            return [token for end in range(3, 80, 6) for token in (*answer[end - 3 : end + 3], -1, -2)]
+    return FILE
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_short_answers_gain_where_columns_are_cheap(rows: int) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Drafting(column_price=0.05), 0.05)
+    answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+    took = machine.play([row_of(id, answer) for id, answer in answers.items()], answers)
+    assert took < 0.25 * 80
+
+
+@pytest.mark.parametrize("told", [0.05, 0.25, None])
+def test_columns_that_are_dearer_than_was_told_are_soon_known(told: float | None) -> None:
+    machine = Machine(Drafting(column_price=told), column_s=1.0)
+    answer = FILE[:80]
+    assert machine.play([row_of("a", prompt_for("by turns", answer))], {"a": answer}) < 1.1 * 80
+    machine.play([row_of("b", prompt_for("by turns", answer))], {"b": answer})
+    assert max(machine.widths[-60:]) == 1
+
+
+def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
+    drafting, row, now = measured(), row_of("a", [1, 2]), float(PLAIN_LAPS)
+    for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
+        assert drafting.propose([row], lambda id, most: Foreseen((7, 8), 2)) == {"a": (7, 8)}
+        now += seconds
+        drafting.learn(Step({"a": 7}, {}, {}, {"a": [Drawn(8), Drawn(9)]}), 1, now)
+        assert drafting._costs.of(1, 3) == pytest.approx(cost)
+
+
+def test_what_is_not_measured_costs_as_what_is_most_like_it() -> None:
+    costs = Costs(column_price=0.5)
+    for rows in (1, 2, 16):
+        for _ in range(PLAIN_LAPS):
+            costs.learn(rows, 0, 1.0)
+    assert costs.of(1, 3) == costs.of(16, 3) == pytest.approx(2.0)
+    assert costs.knows_price(1)
+    assert not costs.knows_price(16)
+    costs.learn(16, 3, 1.2)
+    assert costs.knows_price(16)
+    assert costs.of(16, 3) == pytest.approx(1.2)
+    assert costs.of(16, 16) == pytest.approx(2.5), "as others of so many rows"
+    assert costs.of(2, 3) == pytest.approx(2.0), "as those of one row, which are nearer"
+    assert costs.of(1, 16) == pytest.approx(8.5)
+
+
+def test_a_first_step_that_is_slow_is_believed_when_another_is() -> None:
+    costs = Costs(column_price=0.1)
+    for _ in range(PLAIN_LAPS):
+        costs.learn(4, 0, 1.0)
+    costs.learn(4, 3, 9.0)
+    assert costs.of(4, 3) == pytest.approx(1.2)
+    costs.learn(4, 3, 3.0)
+    assert costs.of(4, 3) == pytest.approx(3.0)
