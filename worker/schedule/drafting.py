@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus, DraftTally
-from worker.contract import Step
+from worker.contract import Draw, Step
 from worker.guides import Foreseen
 from worker.schedule.choices import DRAFTED_MAX, Choice, Choices
 from worker.schedule.following import MODEL, USUAL, Following
@@ -123,7 +123,7 @@ class Drafting:
     def _draft(self, rows: Sequence[Row], foresee: Foresee) -> None:
         if self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS:
             foresee = _unforeseen
-        rooms = {row: room for row in rows if (room := _room(row)) > 0}
+        rooms = {row: room for row in rows if self._is_due(row) and (room := _room(row)) > 0}
         proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
         choice = self._choices.best(self._found, len(rows))
@@ -134,10 +134,18 @@ class Drafting:
         drafts = {id: draft.first(choice.length) for id, draft in found.items()} if choice.length else {}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
 
+    def _is_due(self, row: Row) -> bool:
+        """Whether anything may be found for it now, or guessed."""
+        source = self._sources.get(row.id)
+        return (
+            source is None or source.is_held or source.is_due(len(row.answered)) or self._guessing is not None
+        )
+
     def _proposed(self, row: Row, room: int, foresee: Foresee) -> Draft:
         """The better of what was looked up and of what the row is held to."""
         source = self._source(row)
-        found, foreseen = source.look_up(room), foresee(row.id, room)
+        found = source.look_up(room)
+        foreseen = foresee(row.id, room) if source.is_held else Foreseen()
         if not foreseen.tokens:
             return found
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
@@ -149,7 +157,8 @@ class Drafting:
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
             rate = self._following.open() if self._following else Rate(USUAL)
-            source = self._sources[row.id] = Known(Lookup(tokens), rate, len(row.answered))
+            source = Known(Lookup(tokens), rate, len(row.answered), _is_held(row.request.draw))
+            self._sources[row.id] = source
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         return source
@@ -228,6 +237,11 @@ class Drafting:
         is_tried = draft is not None and draft.source == found.source
         tokens = draft.tokens if draft is not None and is_tried else found.tokens[: len(said)]
         self._sources[id].learn(found, _agreeing(tokens, said), len(tokens))
+
+
+def _is_held(draw: Draw) -> bool:
+    """There may be something that the answer must say."""
+    return bool(draw.forced) or draw.thoughts is not None or draw.grammar is not None
 
 
 def _room(row: Row) -> int:

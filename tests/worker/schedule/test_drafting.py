@@ -14,17 +14,26 @@ from worker.contract import Draw, Drawn, Prepared, Step
 from worker.guides import Foreseen
 from worker.pictures import MEDIA_KEYS
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
-from worker.schedule.known import SELDOM_TOKENS, VAIN_LOOKUPS, Known
+from worker.schedule.known import EMPTY_LOOKUPS, SELDOM_TOKENS, VAIN_LOOKUPS, Known
 from worker.schedule.lookup import Lookup
 from worker.schedule.odds import PLAIN_LAPS, Costs, Odds, Rate
 from worker.schedule.rows import Row
 
 DICE = random.Random(11)
+HELD = Draw(forced=(0,))
+"""Of a row that is held to something."""
 FILE = tuple(DICE.randrange(500) for _ in range(400))
 
 
-def row_of(id: str, prompt: Sequence[int] = FILE, tokens: int = 10_000, *, speculation: bool = True) -> Row:
-    request = Prepared(id, tuple(prompt), Draw(), (), tokens, frozenset(), speculation=speculation)
+def row_of(
+    id: str,
+    prompt: Sequence[int] = FILE,
+    tokens: int = 10_000,
+    *,
+    speculation: bool = True,
+    draw: Draw = Draw(),  # noqa: B008  # frozen
+) -> Row:
+    request = Prepared(id, tuple(prompt), draw, (), tokens, frozenset(), speculation=speculation)
     length = len(prompt)
     return Row(request, (0, 0), family=0, digest=0, tokens=tuple(prompt), length=length, roof=sys.maxsize)
 
@@ -155,7 +164,7 @@ def test_it_is_off_for_all_or_for_who_asks() -> None:
 
 
 def test_what_is_certain_goes_before_what_was_looked_up() -> None:
-    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3])
+    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], draw=HELD)
     drafting = trusting(row)
     assert drafting.propose([row], lambda id, most: Foreseen((8, 9, 10, 11), 4)) == {"a": (8, 9, 10, 11)}
     assert drafting.propose([row], lambda id, most: Foreseen((8,)))["a"][0] == 4
@@ -163,7 +172,7 @@ def test_what_is_certain_goes_before_what_was_looked_up() -> None:
 
 
 def test_what_is_certain_teaches_nothing_of_what_is_likely() -> None:
-    drafting, row = measured(), row_of("a", [1, 2])
+    drafting, row = measured(), row_of("a", [1, 2], draw=HELD)
     for lap in range(40):
         drafted = drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 1))
         # The certain one is right, the likely ones never are.
@@ -171,6 +180,40 @@ def test_what_is_certain_teaches_nothing_of_what_is_likely() -> None:
         drafting.learn(Step({"a": 7}, {}, {}, further), 1, 10.0 + lap)
     assert drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 3))["a"][:2] == (7, 8)
     assert drafting._sources["a"].held.value < 0.2
+
+
+def test_only_rows_that_are_held_to_something_are_asked_how_they_go_on() -> None:
+    asked: list[str] = []
+
+    def foresee(id: str, most: int) -> Foreseen:
+        asked.append(id)
+        return Foreseen()
+
+    measured().propose([row_of("a"), row_of("b", draw=HELD)], foresee)
+    assert asked == ["b"]
+
+
+def test_where_nothing_is_found_it_is_looked_up_less_often_until_something_is() -> None:
+    known = Known(Lookup([1, 2, 3]), Rate(0.5))
+    said = 0
+
+    def looked(tokens: int) -> int:
+        nonlocal said
+        found = 0
+        for said in range(said + 1, said + tokens + 1):
+            if known.is_due(said):
+                known.seen = said
+                known.lookup.extend([4 + said])
+                assert not known.look_up(1).tokens
+                found += 1
+        return found
+
+    assert looked(EMPTY_LOOKUPS) == EMPTY_LOOKUPS
+    assert looked(10 * SELDOM_TOKENS) == 10
+    known.lookup.extend([1, 2, 3])
+    known.seen = 8 * EMPTY_LOOKUPS
+    assert known.look_up(1).tokens == (5,)
+    assert looked(EMPTY_LOOKUPS) == EMPTY_LOOKUPS
 
 
 def test_rows_without_speculation_are_not_asked_how_they_go_on() -> None:
@@ -294,7 +337,7 @@ def test_columns_that_are_dearer_than_was_told_are_soon_known(told: float | None
 
 
 def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
-    drafting, row, now = measured(), row_of("a", [1, 2]), float(PLAIN_LAPS)
+    drafting, row, now = measured(), row_of("a", [1, 2], draw=HELD), float(PLAIN_LAPS)
     for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
         assert drafting.propose([row], lambda id, most: Foreseen((7, 8), 2)) == {"a": (7, 8)}
         now += seconds
