@@ -46,9 +46,7 @@ class Ours:
             ),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
-            drafting=Drafting(
-                is_on=drafting, following=_following(model), column_price=model.column_price
-            ),
+            drafting=Drafting(is_on=drafting, following=_following(model), column_price=model.column_price),
         )
         self._behind: deque[Prepared] = deque()
         self._submitted = 0

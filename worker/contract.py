@@ -374,8 +374,8 @@ class Model:
     open_pipeline: Callable[[Prepared], Pipeline]
     """Called on the model thread, once for each request."""
     column_price: float | None = None
-    """What each token that a row is fed behind the first adds to a step of it alone, in terms of a plain step,
-    measured with `drafts.PRICED_COLUMNS`. None: it was not."""
+    """What each token that a row is fed behind the first adds to a step of it alone, in plain steps, measured
+    with `drafts.PRICED_COLUMNS`. None: it was not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ _LAPS = 2
 
 
 def column_price(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> float:
-    """See `contract.Model`; at least 0. The engine's rows are forgotten. It is called so often, whatever comes
-    of that: all ranks of a set do the same."""
+    """See `contract.Model`; at least 0. The engine's rows are forgotten. The calls are the same, whatever
+    comes of them: all ranks of a set make them."""
     lap = partial(_lap, engine, clock)
     engine.prefill({_ROW: _PROMPT[:-1]})
     engine.start(_ROW, _PROMPT, len(_PROMPT), Draw())

@@ -134,9 +134,9 @@ class Median:
 
 @dataclass(slots=True)
 class Costs:
-    """What steps cost in terms of plain ones, by how many rows they have, how many columns, and how many tokens
-    a network guessed for each row. `told`: what its pass costs, until it is measured; `block`: so many tokens
-    it guesses in one. `column_price`: see `contract.Model`.
+    """What steps cost in terms of plain ones, by how many rows and columns they have, and how many tokens a
+    network guessed for each row. `told`: what its pass costs, until it is measured; `block`: so many it
+    guesses in one. `column_price`: see `contract.Model`.
 
     A step that drafts were tried in costs one plain step and, for each column behind the first, its price: as
     it was in steps like it, else in those most like it, by their rows first.

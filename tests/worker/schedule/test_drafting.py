@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import sys
@@ -195,18 +196,14 @@ def test_only_rows_that_are_held_to_something_are_asked_how_they_go_on() -> None
 
 def test_where_nothing_is_found_it_is_looked_up_less_often_until_something_is() -> None:
     known = Known(Lookup([1, 2, 3]), Rate(0.5))
-    said = 0
+    said = itertools.count(1)
 
     def looked(tokens: int) -> int:
-        nonlocal said
-        found = 0
-        for said in range(said + 1, said + tokens + 1):
-            if known.is_due(said):
-                known.seen = said
-                known.lookup.extend([4 + said])
-                assert not known.look_up(1).tokens
-                found += 1
-        return found
+        due = [token for token in itertools.islice(said, tokens) if known.is_due(token)]
+        for known.seen in due:
+            known.lookup.extend([4 + known.seen])
+            assert not known.look_up(1).tokens
+        return len(due)
 
     assert looked(EMPTY_LOOKUPS) == EMPTY_LOOKUPS
     assert looked(10 * SELDOM_TOKENS) == 10
