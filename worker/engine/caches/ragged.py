@@ -74,13 +74,25 @@ class RaggedLayer(Buffers):
         if self._quantized:
             tokens = [part for leaf in tokens for part in mx.quantize(leaf, self.group_size, self.bits)]
         self._make_room(tokens)
+        if self._ring is None and len(self._feed.lengths) == 1:
+            self._put_one(tokens)
+        else:
+            self._put(tokens)
+        self._is_fed = True
+        return self.keys_and_values()
+
+    def _put(self, tokens: Sequence[mx.array]) -> None:
         places = self._feed.offset[:, None] + mx.arange(self._feed.width)
         places = (places % self._ring if self._ring else places)[:, None, :, None]
         for index, token in enumerate(tokens):
             where = mx.broadcast_to(places, token.shape)
             self._leaves[index] = mx.put_along_axis(self._leaves[index], where, token, axis=2)
-        self._is_fed = True
-        return self.keys_and_values()
+
+    def _put_one(self, tokens: Sequence[mx.array]) -> None:
+        """As `_put`, of a single row whose columns follow each other: quicker."""
+        first = self._feed.lengths[0]
+        for leaf, token in zip(self._leaves, tokens, strict=True):
+            leaf[:, :, first : first + self._feed.width] = token
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """See `update_and_fetch`."""
