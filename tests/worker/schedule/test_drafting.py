@@ -315,6 +315,19 @@ def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
     return FILE
 
 
+@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("column_s", [0.05, 0.25])
+@pytest.mark.parametrize("kinds", [("right", "new"), ("right", "new", "new", "new"), ("by turns", "new")])
+def test_who_has_no_drafts_does_not_wait_for_those_who_have(
+    kinds: Sequence[str], column_s: float, rows: int
+) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Drafting(column_price=column_s), column_s)
+    answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+    prompts = {id: prompt_for(kinds[int(id) % len(kinds)], answer) for id, answer in answers.items()}
+    assert machine.play([row_of(id, prompt) for id, prompt in prompts.items()], answers) < 1.06 * 80
+
+
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_short_answers_gain_where_columns_are_cheap(rows: int) -> None:
     dice = random.Random(rows)
