@@ -53,6 +53,13 @@ class Choices:
         """Whether the last step had drafts."""
         self._gain_min = GAIN_KEPT if is_so else GAIN_MIN
 
+    def may_pay(self, rows: int) -> bool:
+        """Whether drafts for so many rows would bring anything if all of them were right."""
+        if not self._costs.knows(rows):
+            return True
+        lengths = self._lengths(rows)
+        return any(1 + length > self._gain_min * self._costs.of(rows, 1 + length) for length in lengths)
+
     def best(self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None) -> Choice:
         """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
         could be guessed for, and how many tokens each has room for."""

@@ -117,9 +117,12 @@ class Drafting:
         if self._guessing is not None:
             self._guessing.begin()
         self._found, self._drafts = {}, {}
-        if self._is_on and not self._worth.is_resting:
+        if self._is_on and not self._worth.is_resting and self._may_pay(len(rows)):
             self._draft(rows, foresee)
         return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _may_pay(self, rows: int) -> bool:
+        return self._guessing is not None or self._choices.may_pay(rows)
 
     def _draft(self, rows: Sequence[Row], foresee: Foresee) -> None:
         if self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS:

@@ -346,6 +346,12 @@ def test_columns_that_are_dearer_than_was_told_are_soon_known(told: float | None
     assert max(machine.widths[-60:]) == 1
 
 
+def test_where_not_even_right_drafts_would_pay_nothing_is_looked_up() -> None:
+    machine = Machine(Drafting(column_price=1.0), column_s=1.0)
+    machine.play([row_of("a")], {"a": FILE[:80]})
+    assert machine.drafting._sources["a"].seen < 2 * PLAIN_LAPS
+
+
 def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
     drafting, row, now = measured(), row_of("a", [1, 2], draw=HELD), float(PLAIN_LAPS)
     for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
