@@ -1,9 +1,9 @@
 """Whether rows are fed drafts, whose, and how long ones: as long as that is quicker than without. Pure.
 
 A step that tries drafts takes longer than a plain one, for all rows that run. It is made where, by how often
-such drafts were right, the time between two tokens is expected to be shorter by a tenth than a plain one's, on
-the average of all rows: who has none waits for the others, and is not to wait for long. What is expected is
-measured all along, so drafts that do not pay end by themselves.
+such drafts were right, the time between two tokens is expected to be shorter by a tenth, on the average of
+all rows: who has no drafts waits for the others, and is not to wait for long. What is expected is measured
+all along, so drafts that do not pay end by themselves.
 
 What is looked up costs nothing. A network's guesses are asked for where they are expected to bring more than
 that, the time it takes to make them included; what it takes to read a prompt first must be gained, too.
