@@ -25,7 +25,8 @@ BYTES_MAX = 2**40
 
 def load(folder: Path, draft: Path | None = None) -> Model:
     """The model in `folder` as a worker loads and warms it, and its draft model."""
-    return ModelLoader(str(folder), draft_model=str(draft) if draft else None).load(lambda done, total: None)
+    loader = ModelLoader(str(folder), draft_model=str(draft) if draft else None, uses_heads=True)
+    return loader.load(lambda done, total: None)
 
 
 def _following(model: Model) -> Following | None:
@@ -45,7 +46,7 @@ class Ours:
             ),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
-            drafting=Drafting(is_on=drafting, following=_following(model)),
+            drafting=Drafting(is_on=drafting, following=_following(model), column_price=model.column_price),
         )
         self._behind: deque[Prepared] = deque()
         self._submitted = 0

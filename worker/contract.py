@@ -373,6 +373,9 @@ class Model:
     """Called once on each thread of the pool, with as much of the model's context as memory holds."""
     open_pipeline: Callable[[Prepared], Pipeline]
     """Called on the model thread, once for each request."""
+    column_price: float | None = None
+    """What each token that a row is fed behind the first adds to a step of it alone, in plain steps, measured
+    with `drafts.PRICED_COLUMNS`. None: it was not."""
 
 
 @dataclass(frozen=True, slots=True)

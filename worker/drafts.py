@@ -7,6 +7,8 @@ from typing import Protocol
 
 NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
+PRICED_COLUMNS = 5
+"""Tokens that a row is fed at once when it is measured what such a step costs."""
 LATE_MAX = 8
 """Of a row that is further behind more is read before it is drafted for."""
 

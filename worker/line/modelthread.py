@@ -192,4 +192,4 @@ def _drafting(settings: WorkerSettings, model: Model, recall: Recall | None) -> 
     wish = settings.speculation or ("auto" if settings.draft_model else "off")
     drafter = model.engine.drafter
     following = Following(drafter, settings.inter_token_target_s, recall) if drafter else None
-    return Drafting(is_on=wish == "auto", following=following)
+    return Drafting(is_on=wish == "auto", following=following, column_price=model.column_price)

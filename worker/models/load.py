@@ -32,6 +32,7 @@ from worker.models.device import prepare_device
 from worker.models.drafting import DraftModel, find_draft, load_draft
 from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
+from worker.models.pricing import column_price
 from worker.models.room import Room
 from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task
@@ -77,7 +78,7 @@ class ModelLoader:
         `task`: what it is to do, where somebody knows better than its folder says. `text_only`: it is not to
         see, though it could. `stands_in`: it takes the place of another, so its plan has a name.
         `draft_model`: guesses what it says next; `uses_heads`: without one, layers of its own do, if it has
-        such.
+        such. With either it is measured what drafts cost.
         `memory_limit_bytes` takes the place of what the machine has; `memory_headroom` is the share of it
         that is kept free. `memory_budget`: bytes it may take at the most, whatever there is. `trials`: the
         folder where it is remembered what models have been proven to do. `laps`: of the process's start."""
@@ -283,6 +284,8 @@ class ModelLoader:
         )
         laps.lap("tokenizer")
         warm_up(model.engine, rows=2)
+        if abilities.ahead and (self._draft or self._uses_heads):
+            model = replace(model, column_price=column_price(model.engine))
         laps.lap("warm-up")
         return model
 

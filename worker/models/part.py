@@ -23,6 +23,7 @@ from worker.models.device import prepare_device
 from worker.models.explain import describe, explain
 from worker.models.fingerprint import fingerprint
 from worker.models.load import TOKENIZERS, evaluate, warm_up
+from worker.models.pricing import column_price
 from worker.models.room import Room
 from worker.models.source import find_folder, weight_files
 from worker.models.split import PartNetwork, Split, weight_bytes
@@ -54,8 +55,10 @@ class PartLoader:
         text_only: bool = False,
         drafts: PartDrafts | None = None,
         laps: Laps | None = None,
+        has_drafts: bool = False,
     ) -> None:
-        """As for `ModelLoader`. `room`: None: what the machine has. `drafts`: None: nobody guesses."""
+        """As for `ModelLoader`. `room`: None: what the machine has. `drafts`: None: nobody guesses.
+        `has_drafts`: it is measured what drafts cost."""
         self.name = served_name or name_of(model)
         self._model = model
         self._split = split
@@ -64,6 +67,7 @@ class PartLoader:
         self._text_only = text_only
         self._drafts = drafts
         self._laps = laps or Laps()
+        self._has_drafts = has_drafts
         self._folder = Path()
         self._config: ModelConfig
         self._network: PartNetwork
@@ -153,7 +157,7 @@ class PartLoader:
             agree=self._split.drawn,
         )
         self._laps.lap("tokenizer")
-        left = self._proven(model.engine)
+        left, price = self._proven(model.engine, abilities)
         facts = replace(
             model.facts,
             parameters=self._split.parameters,
@@ -162,7 +166,7 @@ class PartLoader:
             identity=fingerprint(folder / "config.json", weight_files(folder, self.name), {}),
         )
         log.info("%s", describe(facts, self._config, "generate", self._weight_bytes))
-        return replace(model, facts=facts)
+        return replace(model, facts=facts, column_price=price)
 
     def engine(self) -> Engine:
         """Another rank's. Raises whatever upstream does."""
@@ -171,7 +175,7 @@ class PartLoader:
         abilities = self._abilities()
         self._drafter(abilities)
         engine = BatchEngine(self._network, abilities, agree=self._split.drawn)
-        self._proven(engine)
+        self._proven(engine, abilities)
         return engine
 
     def _abilities(self) -> Abilities:
@@ -189,11 +193,13 @@ class PartLoader:
             return None
         return self._drafts.drafter(self._split, self._network, ahead=abilities.ahead)
 
-    def _proven(self, engine: Engine) -> int:
-        """Warm; the bytes that are left for caches on every rank, as the first one counts them."""
+    def _proven(self, engine: Engine, abilities: Abilities) -> tuple[int, float | None]:
+        """Warm; the bytes that are left for caches on every rank, as the first one counts them, and what a
+        column costs."""
         warm_up(engine, rows=2)
+        price = column_price(engine) if abilities.ahead and self._has_drafts else None
         self._laps.lap("warm-up")
-        return self._split.fitting(self._cache_bytes, engine.row_bytes(_ROW_TOKENS))
+        return self._split.fitting(self._cache_bytes, engine.row_bytes(_ROW_TOKENS)), price
 
     def device_memory(self) -> Resources:
         """What this rank's arrays take. On the model thread."""
@@ -203,9 +209,14 @@ class PartLoader:
 
 
 def part_loader(
-    settings: WorkerSettings, split: Split, drafts: PartDrafts | None, laps: Laps | None = None
+    settings: WorkerSettings,
+    split: Split,
+    drafts: PartDrafts | None,
+    laps: Laps | None = None,
+    *,
+    has_drafts: bool = False,
 ) -> PartLoader:
-    """As a worker's settings have it."""
+    """As a worker's settings have it, and the first rank has said of drafts."""
     model = settings.model or None
     name = settings.served_name or name_of(model)
     limits = settings.memory_headroom, settings.memory_limit_bytes, settings.memory_budget
@@ -218,4 +229,5 @@ def part_loader(
         text_only=settings.text_only,
         drafts=drafts,
         laps=laps,
+        has_drafts=has_drafts,
     )

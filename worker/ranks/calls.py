@@ -23,9 +23,10 @@ class _Said(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Join(_Said, frozen=True, tag=True, array_like=True):
     """All ranks are there: meet them in upstream's group, then read the weights. `uses_heads`: and whatever
-    guesses by what the model thinks."""
+    guesses by what the model thinks. `has_drafts`: it is measured what they cost."""
 
     uses_heads: bool = False
+    has_drafts: bool = False
 
 
 class Prove(_Said, frozen=True, tag=True, array_like=True):

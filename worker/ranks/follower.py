@@ -143,7 +143,7 @@ def _follow(place: Place, line: FollowerLine, settings: WorkerSettings) -> NoRet
     split, join = Split(place.backend, settings.split), _expect(line.hear(), calls.Join)
     name = settings.served_name or name_of(settings.model or None)
     drafts = PartDrafts(name, draft_model=None, uses_heads=join.uses_heads, leads=False, trials=None)
-    loader = part_loader(settings, split, drafts)
+    loader = part_loader(settings, split, drafts, has_drafts=join.has_drafts)
     split.join()
     loader.read(lambda done, total: None)
     line.say(calls.Read(place.rank), HEARD_S_MAX)

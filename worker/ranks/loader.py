@@ -61,7 +61,8 @@ class SetLoader:
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
         split = Split(meeting.backend, settings.split)
-        uses_heads = settings.speculation == "auto" and not settings.draft_model
+        has_drafts = settings.speculation == "auto" or bool(settings.draft_model)
+        uses_heads = has_drafts and not settings.draft_model
         drafts = PartDrafts(
             self.name,
             draft_model=settings.draft_model,
@@ -69,9 +70,9 @@ class SetLoader:
             leads=True,
             trials=self._trials,
         )
-        loader = self._loader = part_loader(settings, split, drafts, self._laps)
+        loader = self._loader = part_loader(settings, split, drafts, self._laps, has_drafts=has_drafts)
         watch = meeting.gather()
-        line.call(calls.Join(uses_heads))
+        line.call(calls.Join(uses_heads, has_drafts))
         split.join()
         loader.read(progress)
         meeting.await_read()

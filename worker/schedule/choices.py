@@ -22,7 +22,8 @@ _GUESSED_LENGTHS: tuple[int, ...] = (1, 2, 4, 7)
 
 class Choice(NamedTuple):
     """Drafts of such a length, 0: none; those of the rows `asked` are guessed. `speed`: tokens of all rows in
-    the time of a plain step."""
+    the time of a plain step, if each were as quick as they are on the average of times between tokens: a row
+    that gains much does not make up for many that wait for it."""
 
     speed: float
     length: int = 0
@@ -52,6 +53,13 @@ class Choices:
         """Whether the last step had drafts."""
         self._gain_min = GAIN_KEPT if is_so else GAIN_MIN
 
+    def may_pay(self, rows: int) -> bool:
+        """Whether drafts for so many rows would bring anything if all of them were right."""
+        if not self._costs.knows(rows):
+            return True
+        lengths = self._lengths(rows)
+        return any(1 + length > self._gain_min * self._costs.of(rows, 1 + length) for length in lengths)
+
     def best(self, found: Mapping[str, Draft], rows: int, near: Mapping[Row, int] | None = None) -> Choice:
         """The length of drafts that is best for so many rows, some of which have `found` one. `near`: who
         could be guessed for, and how many tokens each has room for."""
@@ -61,7 +69,7 @@ class Choices:
         most = sum(hope.at(DRAFTED_MAX) for hope in (*hopes.values(), *guesses.values()))
         if rows + most <= COST_MIN * best.speed:
             return best  # the least that a step can cost is too much
-        for length in _LENGTHS if near is None else self._guessed_lengths():
+        for length in self._lengths(rows) if near is None else self._guessed_lengths():
             gains = {id: hope.at(length) for id, hope in hopes.items()}
             asked = []
             for row, hope in guesses.items():
@@ -73,9 +81,14 @@ class Choices:
                 continue
             longest = max([hopes[id].room for id in gains if id in hopes] + [length] * bool(asked))
             cost = self._costs.of(rows, 1 + min(length, longest), length if asked else 0)
-            if (speed := (rows + sum(gains.values())) / cost) > best.speed:
+            waits = rows - len(gains) + sum(1 / (1 + gain) for gain in gains.values())
+            if (speed := rows * rows / waits / cost) > best.speed:
                 best = Choice(speed, length, asked)
         return best
+
+    def _lengths(self, rows: int) -> Sequence[int]:
+        # Whoever does not know yet what columns cost tries a few.
+        return _LENGTHS if self._costs.knows_price(rows) else _LENGTHS[:1]
 
     def _guessed_lengths(self) -> Sequence[int]:
         lengths, block = _GUESSED_LENGTHS, self._costs.block

@@ -1,8 +1,9 @@
 """Whether rows are fed drafts, whose, and how long ones: as long as that is quicker than without. Pure.
 
-A step that tries drafts takes longer than a plain one, for all rows that run. It is made where the tokens it
-is expected to bring, by how often such drafts were right, are more for the time than a plain one's, by a
-tenth. What is expected is measured all along, so drafts that do not pay end by themselves.
+A step that tries drafts takes longer than a plain one, for all rows that run. It is made where, by how often
+such drafts were right, the time between two tokens is expected to be shorter by a tenth, on the average of
+all rows: who has no drafts waits for the others, and is not to wait for long. What is expected is measured
+all along, so drafts that do not pay end by themselves.
 
 What is looked up costs nothing. A network's guesses are asked for where they are expected to bring more than
 that, the time it takes to make them included; what it takes to read a prompt first must be gained, too.
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.parts import DraftStatus, DraftTally
-from worker.contract import Step
+from worker.contract import Draw, Step
 from worker.guides import Foreseen
 from worker.schedule.choices import DRAFTED_MAX, Choice, Choices
 from worker.schedule.following import MODEL, USUAL, Following
@@ -53,13 +54,17 @@ def _unforeseen(row: str, most: int) -> Foreseen:
 
 
 class Drafting:
-    """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does."""
+    """The drafts of a worker's rows. `is_on`: there are any. `following`: who guesses, if anybody does.
+    `column_price`: see `contract.Model`."""
 
-    def __init__(self, *, is_on: bool = True, following: Following | None = None) -> None:
+    def __init__(
+        self, *, is_on: bool = True, following: Following | None = None, column_price: float | None = None
+    ) -> None:
         self._is_on = is_on
         self._following = following if is_on else None
         self._sources: dict[str, Known] = {}
-        self._costs = Costs(following.share, following.block) if following else Costs()
+        told = (following.share, following.block) if following else (0.0, 1)
+        self._costs = Costs(*told, column_price)
         self._choices = Choices(self._sources, self._costs)
         self._guessing: Guessing | None = None
         if self._following is not None:
@@ -112,14 +117,17 @@ class Drafting:
         if self._guessing is not None:
             self._guessing.begin()
         self._found, self._drafts = {}, {}
-        if self._is_on and not self._worth.is_resting:
+        if self._is_on and not self._worth.is_resting and self._may_pay(len(rows)):
             self._draft(rows, foresee)
         return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _may_pay(self, rows: int) -> bool:
+        return self._guessing is not None or self._choices.may_pay(rows)
 
     def _draft(self, rows: Sequence[Row], foresee: Foresee) -> None:
         if self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS:
             foresee = _unforeseen
-        rooms = {row: room for row in rows if (room := _room(row)) > 0}
+        rooms = {row: room for row in rows if self._is_due(row) and (room := _room(row)) > 0}
         proposed = {row.id: self._proposed(row, room, foresee) for row, room in rooms.items()}
         self._found = {id: draft for id, draft in proposed.items() if draft.tokens}
         choice = self._choices.best(self._found, len(rows))
@@ -130,10 +138,18 @@ class Drafting:
         drafts = {id: draft.first(choice.length) for id, draft in found.items()} if choice.length else {}
         self._drafts = {id: draft for id, draft in drafts.items() if draft.tokens}
 
+    def _is_due(self, row: Row) -> bool:
+        """Whether anything may be found for it now, or guessed."""
+        source = self._sources.get(row.id)
+        return (
+            source is None or source.is_held or source.is_due(len(row.answered)) or self._guessing is not None
+        )
+
     def _proposed(self, row: Row, room: int, foresee: Foresee) -> Draft:
         """The better of what was looked up and of what the row is held to."""
         source = self._source(row)
-        found, foreseen = source.look_up(room), foresee(row.id, room)
+        found = source.look_up(room)
+        foreseen = foresee(row.id, room) if source.is_held else Foreseen()
         if not foreseen.tokens:
             return found
         held = Draft(foreseen.tokens, source=HELD, certain=foreseen.certain)
@@ -145,7 +161,8 @@ class Drafting:
         if source is None:
             tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
             rate = self._following.open() if self._following else Rate(USUAL)
-            source = self._sources[row.id] = Known(Lookup(tokens), rate, len(row.answered))
+            source = Known(Lookup(tokens), rate, len(row.answered), _is_held(row.request.draw))
+            self._sources[row.id] = source
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         return source
@@ -192,9 +209,9 @@ class Drafting:
         return tried
 
     def _lap(self, rows: int, tokens: int, seconds: float | None) -> None:
-        # Rows that are fed their first drafts change places, once for many steps.
         guesses = self._guessing.passes if self._guessing else 0
-        is_turning = guesses > 0 and bool(self._drafts) and self._since >= SETTLING_STEPS - 1
+        # Rows that are fed their first drafts change places, and a plain step is still under way.
+        is_turning = bool(self._drafts) and self._since >= SETTLING_STEPS - 1
         self._since = 0 if self._drafts else self._since + 1
         plain, gained = self._costs.plain(rows), tokens / rows
         is_telling = self._guessing.lap(seconds, gained, plain) if self._guessing else True
@@ -224,6 +241,11 @@ class Drafting:
         is_tried = draft is not None and draft.source == found.source
         tokens = draft.tokens if draft is not None and is_tried else found.tokens[: len(said)]
         self._sources[id].learn(found, _agreeing(tokens, said), len(tokens))
+
+
+def _is_held(draw: Draw) -> bool:
+    """There may be something that the answer must say."""
+    return bool(draw.forced) or draw.thoughts is not None or draw.grammar is not None
 
 
 def _room(row: Row) -> int:

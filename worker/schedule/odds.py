@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
+
+from worker.drafts import PRICED_COLUMNS
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (3, 0.5), (2, 0.7), (0, 0.45))
 """From so many equal tokens before it, how often a draft's first token was right over many edits of files.
@@ -25,8 +27,8 @@ _DOUBT = 1.0
 much as so many hits."""
 _FADING = 0.97
 """Of what a try counts for, so much is left at the next."""
-_COST_EACH = 0.25
-"""What a column adds to a step, in terms of one column, while nothing has been measured."""
+_PRICE_USUAL = 0.25
+"""What a column adds to a step, in plain steps, where nothing at all has been measured."""
 _SHARE_MIN = 0.01
 LAPS_KEPT = 7
 """Of each kind of step so many of the last are remembered. Their median counts: now and then the machine is
@@ -116,6 +118,13 @@ class Median:
     value: float = 0.0
     _last: deque[float] = field(default_factory=partial(deque, maxlen=LAPS_KEPT))
 
+    @classmethod
+    def of(cls, first: float) -> Median:
+        """Of this one, so far."""
+        median = cls()
+        median.learn(first)
+        return median
+
     def __len__(self) -> int:
         return len(self._last)
 
@@ -126,17 +135,30 @@ class Median:
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds of steps, by how many rows and columns they have, plain ones have none, and how many tokens a
-    network guessed for each row. `told`: what its pass costs, in terms of a plain step, until it is measured;
-    `block`: so many tokens it guesses in one.
+    """What steps cost in terms of plain ones, by how many rows and columns they have, and how many tokens a
+    network guessed for each row. `told`: what its pass costs, until it is measured; `block`: so many it
+    guesses in one. `column_price`: see `contract.Model`.
+
+    A step that drafts were tried in costs one plain step and, for each column behind the first, its price: as
+    it was in steps like it, else in those most like it, by their rows first.
     """
 
     told: float = 0.0
     block: int = 1
+    column_price: InitVar[float | None] = None
     _shares: Median = field(default_factory=Median)
-    _seconds: dict[tuple[int, int, int], Median] = field(default_factory=dict)
+    _plain: dict[int, Median] = field(default_factory=dict)
+    """Seconds of plain steps, by rows."""
     _laps: dict[int, int] = field(default_factory=dict)
-    """How many plain ones have been measured, by their rows."""
+    """How many of them have been measured."""
+    _prices: dict[tuple[int, int], Median] = field(default_factory=dict)
+    """By rows and columns: what each column behind the first added, in plain steps."""
+    _guessed: dict[tuple[int, int, int], Median] = field(default_factory=dict)
+    """Seconds of steps with guesses."""
+
+    def __post_init__(self, column_price: float | None) -> None:
+        if column_price is not None:
+            self._prices[_step(1), _step(PRICED_COLUMNS)] = Median.of(column_price)
 
     @property
     def share(self) -> float:
@@ -152,27 +174,30 @@ class Costs:
         plain = self.plain(rows)
         if not plain or not self.knows(rows):
             return math.inf
-        known = self._seconds.get((_step(rows), _step(columns), guesses))
-        usual = 1 + _COST_EACH * (columns - 1) + self.share * self._passes(guesses)
+        usual = self._fed(rows, columns) + self.share * self._passes(guesses)
+        known = self._guessed.get((_step(rows), _step(columns), guesses))
         if known is None:
-            return usual
+            return max(COST_MIN, usual)
         cost = max(COST_MIN, known.value / plain)
         # The first times something is compiled, or buffers grow.
-        return cost if not guesses or len(known) >= GUESSED_LAPS else min(cost, usual)
+        return cost if len(known) >= GUESSED_LAPS else min(cost, usual)
 
     def knows(self, rows: int) -> bool:
         """What a plain step of so many rows takes has been measured."""
         return self._laps.get(_step(rows), 0) >= PLAIN_LAPS
 
+    def knows_price(self, rows: int) -> bool:
+        """And what columns add to it."""
+        return any(known == _step(rows) for known, _ in self._prices)
+
     def plain(self, rows: int) -> float:
         """Seconds of a plain step; 0 where none has been measured."""
-        known = self._seconds.get((_step(rows), 0, 0))
+        known = self._plain.get(_step(rows))
         return known.value if known else 0.0
 
     def forget_guessed(self) -> None:
         """What steps take whose drafts a network guesses is to be measured anew."""
-        self._seconds = {place: seconds for place, seconds in self._seconds.items() if not place[2]}
-        self._shares = Median()
+        self._guessed, self._shares = {}, Median()
 
     def forget(self, rows: int) -> None:
         """What a plain step of so many rows takes is to be measured anew."""
@@ -180,13 +205,34 @@ class Costs:
 
     def learn(self, rows: int, columns: int, seconds: float, guesses: int = 0) -> None:
         """Such a step took so long. 0 columns: a plain one; with guesses, one beside which they were made."""
-        if not columns and not guesses:
-            self._laps[_step(rows)] = self._laps.get(_step(rows), 0) + 1
+        plain = self.plain(rows)
         if guesses:
-            cost = seconds / (self.plain(rows) or seconds)
-            share = (cost - 1 - _COST_EACH * max(0, columns - 1)) / self._passes(guesses)
+            share = (seconds / (plain or seconds) - self._fed(rows, columns)) / self._passes(guesses)
             self._shares.learn(max(_SHARE_MIN, share))
-        self._seconds.setdefault((_step(rows), _step(columns), guesses), Median()).learn(seconds)
+            self._guessed.setdefault((_step(rows), _step(columns), guesses), Median()).learn(seconds)
+        elif columns and plain:
+            self._learn_price(rows, columns, (seconds / plain - 1) / (columns - 1))
+        elif not columns:
+            self._laps[_step(rows)] = self._laps.get(_step(rows), 0) + 1
+            self._plain.setdefault(_step(rows), Median()).learn(seconds)
+
+    def _learn_price(self, rows: int, columns: int, price: float) -> None:
+        # What was expected counts as measured once: a first step may be slow by chance.
+        before = Median.of(self._price(rows, columns))
+        self._prices.setdefault((_step(rows), _step(columns)), before).learn(max(0.0, price))
+
+    def _fed(self, rows: int, columns: int) -> float:
+        """What a step costs but for guesses."""
+        return 1 + self._price(rows, columns) * max(0, columns - 1)
+
+    def _price(self, rows: int, columns: int) -> float:
+        if not self._prices:
+            return _PRICE_USUAL
+
+        def unlike(place: tuple[int, int]) -> tuple[int, int]:
+            return abs(place[0] - _step(rows)), abs(place[1] - _step(columns))
+
+        return self._prices[min(self._prices, key=unlike)].value
 
     def _passes(self, guesses: int) -> int:
         return -(-guesses // self.block)

@@ -16,7 +16,7 @@ DRAW = Draw(
     thoughts=ThoughtLimit(8, (1,), (2, 3), is_open=True, calling=4),
 )
 CALLS: list[calls.Call] = [
-    calls.Join(),
+    calls.Join(uses_heads=True, has_drafts=True),
     calls.Prove(),
     calls.Prefill({"a": [1, 2], "b": [3]}, {"a": Targets((2, 3), 5)}),
     calls.LeaveOut("a", 32, 64),

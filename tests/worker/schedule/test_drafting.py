@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import sys
@@ -14,24 +15,33 @@ from worker.contract import Draw, Drawn, Prepared, Step
 from worker.guides import Foreseen
 from worker.pictures import MEDIA_KEYS
 from worker.schedule.drafting import DRAFTED_MAX, Drafting
-from worker.schedule.known import SELDOM_TOKENS, VAIN_LOOKUPS, Known
+from worker.schedule.known import EMPTY_LOOKUPS, SELDOM_TOKENS, VAIN_LOOKUPS, Known
 from worker.schedule.lookup import Lookup
 from worker.schedule.odds import PLAIN_LAPS, Costs, Odds, Rate
 from worker.schedule.rows import Row
 
 DICE = random.Random(11)
+HELD = Draw(forced=(0,))
+"""Of a row that is held to something."""
 FILE = tuple(DICE.randrange(500) for _ in range(400))
 
 
-def row_of(id: str, prompt: Sequence[int] = FILE, tokens: int = 10_000, *, speculation: bool = True) -> Row:
-    request = Prepared(id, tuple(prompt), Draw(), (), tokens, frozenset(), speculation=speculation)
+def row_of(
+    id: str,
+    prompt: Sequence[int] = FILE,
+    tokens: int = 10_000,
+    *,
+    speculation: bool = True,
+    draw: Draw = Draw(),  # noqa: B008  # frozen
+) -> Row:
+    request = Prepared(id, tuple(prompt), draw, (), tokens, frozenset(), speculation=speculation)
     length = len(prompt)
     return Row(request, (0, 0), family=0, digest=0, tokens=tuple(prompt), length=length, roof=sys.maxsize)
 
 
 def measured(*, is_on: bool = True) -> Drafting:
-    """It knows what a plain step of one row takes."""
-    drafting = Drafting(is_on=is_on)
+    """It knows what a plain step of one row takes, and what columns add to it."""
+    drafting = Drafting(is_on=is_on, column_price=0.25)
     for lap in range(PLAIN_LAPS + 1):
         drafting.propose([])
         drafting.learn(Step({}, {}), 1, float(lap))
@@ -155,7 +165,7 @@ def test_it_is_off_for_all_or_for_who_asks() -> None:
 
 
 def test_what_is_certain_goes_before_what_was_looked_up() -> None:
-    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3])
+    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], draw=HELD)
     drafting = trusting(row)
     assert drafting.propose([row], lambda id, most: Foreseen((8, 9, 10, 11), 4)) == {"a": (8, 9, 10, 11)}
     assert drafting.propose([row], lambda id, most: Foreseen((8,)))["a"][0] == 4
@@ -163,7 +173,7 @@ def test_what_is_certain_goes_before_what_was_looked_up() -> None:
 
 
 def test_what_is_certain_teaches_nothing_of_what_is_likely() -> None:
-    drafting, row = measured(), row_of("a", [1, 2])
+    drafting, row = measured(), row_of("a", [1, 2], draw=HELD)
     for lap in range(40):
         drafted = drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 1))
         # The certain one is right, the likely ones never are.
@@ -171,6 +181,36 @@ def test_what_is_certain_teaches_nothing_of_what_is_likely() -> None:
         drafting.learn(Step({"a": 7}, {}, {}, further), 1, 10.0 + lap)
     assert drafting.propose([row], lambda id, most: Foreseen((7, 8, 9), 3))["a"][:2] == (7, 8)
     assert drafting._sources["a"].held.value < 0.2
+
+
+def test_only_rows_that_are_held_to_something_are_asked_how_they_go_on() -> None:
+    asked: list[str] = []
+
+    def foresee(id: str, most: int) -> Foreseen:
+        asked.append(id)
+        return Foreseen()
+
+    measured().propose([row_of("a"), row_of("b", draw=HELD)], foresee)
+    assert asked == ["b"]
+
+
+def test_where_nothing_is_found_it_is_looked_up_less_often_until_something_is() -> None:
+    known = Known(Lookup([1, 2, 3]), Rate(0.5))
+    said = itertools.count(1)
+
+    def looked(tokens: int) -> int:
+        due = [token for token in itertools.islice(said, tokens) if known.is_due(token)]
+        for known.seen in due:
+            known.lookup.extend([4 + known.seen])
+            assert not known.look_up(1).tokens
+        return len(due)
+
+    assert looked(EMPTY_LOOKUPS) == EMPTY_LOOKUPS
+    assert looked(10 * SELDOM_TOKENS) == 10
+    known.lookup.extend([1, 2, 3])
+    known.seen = 8 * EMPTY_LOOKUPS
+    assert known.look_up(1).tokens == (5,)
+    assert looked(EMPTY_LOOKUPS) == EMPTY_LOOKUPS
 
 
 def test_rows_without_speculation_are_not_asked_how_they_go_on() -> None:
@@ -249,3 +289,99 @@ def test_costs_are_guessed_until_they_are_measured() -> None:
     assert costs.of(1, 4) == pytest.approx(1.2)
     costs.learn(1, 4, 5.0)
     assert costs.of(1, 4) < 2, "one that is far off does not count for all it is"
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("column_s", [0.05, 0.25, 1.0])
+@pytest.mark.parametrize("kind", ["right", "wrong", "by turns", "new"])
+def test_short_answers_lose_nothing_from_the_first_on(kind: str, column_s: float, rows: int) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Drafting(column_price=column_s), column_s)
+    for turn in range(3):
+        answers = {f"{turn} {row}": [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+        running = [row_of(id, prompt_for(kind, answer)) for id, answer in answers.items()]
+        assert machine.play(running, answers) <= 1.03 * 80
+
+
+def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
+    """What is found in it for the answer is `right`, `wrong`, one or the other `by turns`, or nothing."""
+    match kind:
+        case "right":
+            return answer
+        case "wrong":
+            return [token for end in range(3, 80) for token in (*answer[end - 3 : end], -1, -2)]
+        case "by turns":
+            return [token for end in range(3, 80, 6) for token in (*answer[end - 3 : end + 3], -1, -2)]
+    return FILE
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("column_s", [0.05, 0.25])
+@pytest.mark.parametrize("kinds", [("right", "new"), ("right", "new", "new", "new"), ("by turns", "new")])
+def test_who_has_no_drafts_does_not_wait_for_those_who_have(
+    kinds: Sequence[str], column_s: float, rows: int
+) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Drafting(column_price=column_s), column_s)
+    answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+    prompts = {id: prompt_for(kinds[int(id) % len(kinds)], answer) for id, answer in answers.items()}
+    assert machine.play([row_of(id, prompt) for id, prompt in prompts.items()], answers) < 1.06 * 80
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_short_answers_gain_where_columns_are_cheap(rows: int) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Drafting(column_price=0.05), 0.05)
+    answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+    took = machine.play([row_of(id, answer) for id, answer in answers.items()], answers)
+    assert took < 0.25 * 80
+
+
+@pytest.mark.parametrize("told", [0.05, 0.25, None])
+def test_columns_that_are_dearer_than_was_told_are_soon_known(told: float | None) -> None:
+    machine = Machine(Drafting(column_price=told), column_s=1.0)
+    answer = FILE[:80]
+    assert machine.play([row_of("a", prompt_for("by turns", answer))], {"a": answer}) < 1.1 * 80
+    machine.play([row_of("b", prompt_for("by turns", answer))], {"b": answer})
+    assert max(machine.widths[-60:]) == 1
+
+
+def test_where_not_even_right_drafts_would_pay_nothing_is_looked_up() -> None:
+    machine = Machine(Drafting(column_price=1.0), column_s=1.0)
+    machine.play([row_of("a")], {"a": FILE[:80]})
+    assert machine.drafting._sources["a"].seen < 2 * PLAIN_LAPS
+
+
+def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
+    drafting, row, now = measured(), row_of("a", [1, 2], draw=HELD), float(PLAIN_LAPS)
+    for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
+        assert drafting.propose([row], lambda id, most: Foreseen((7, 8), 2)) == {"a": (7, 8)}
+        now += seconds
+        drafting.learn(Step({"a": 7}, {}, {}, {"a": [Drawn(8), Drawn(9)]}), 1, now)
+        assert drafting._costs.of(1, 3) == pytest.approx(cost)
+
+
+def test_what_is_not_measured_costs_as_what_is_most_like_it() -> None:
+    costs = Costs(column_price=0.5)
+    for rows in (1, 2, 16):
+        for _ in range(PLAIN_LAPS):
+            costs.learn(rows, 0, 1.0)
+    assert costs.of(1, 3) == costs.of(16, 3) == pytest.approx(2.0)
+    assert costs.knows_price(1)
+    assert not costs.knows_price(16)
+    costs.learn(16, 3, 1.2)
+    assert costs.knows_price(16)
+    assert costs.of(16, 3) == pytest.approx(1.2)
+    assert costs.of(16, 16) == pytest.approx(2.5), "as others of so many rows"
+    assert costs.of(2, 3) == pytest.approx(2.0), "as those of one row, which are nearer"
+    assert costs.of(1, 16) == pytest.approx(8.5)
+
+
+def test_a_first_step_that_is_slow_is_believed_when_another_is() -> None:
+    costs = Costs(column_price=0.1)
+    for _ in range(PLAIN_LAPS):
+        costs.learn(4, 0, 1.0)
+    costs.learn(4, 3, 9.0)
+    assert costs.of(4, 3) == pytest.approx(1.2)
+    costs.learn(4, 3, 3.0)
+    assert costs.of(4, 3) == pytest.approx(3.0)

@@ -257,6 +257,7 @@ def test_one_that_fails_is_not_asked_again() -> None:
 
 def test_no_more_is_guessed_than_there_is_room_for() -> None:
     played = house(1.0, rows=2, tokens=400)
+    played.column_s = 0.0
     played.play(rows_of(played))
     free, bound = rows_of(played)
     bound.roof = bound.length + 3
