@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,12 @@ _WAITING = ("faults", "e2e", "deploy")
 """Folders of tests that mostly wait for processes, those with long ones first."""
 _COMPUTING = ("worker", "models")
 """Folders of tests that take seconds of a core; no other ones do."""
+
+
+def pytest_configure() -> None:
+    """Where a shell started us in the background, interrupts are ignored, which what we start inherits."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -24,6 +24,9 @@ SLOW_S = 0.1
 """What a token or a mask may cost; a hundredth of it is usual."""
 SLOW_MAX = 5
 """How many may on end cost more."""
+OPAQUE_LOOKS = 3
+"""Where it took too long so often on end to tell how an answer goes on, it is asked no more: once may be the
+garbage collector."""
 
 Words = NDArray[np.uint32]
 """A mask: bit t % 32 of word t // 32 is token t's."""
@@ -43,8 +46,8 @@ class Body:
         self._spacing = Spacing()
         self._unspaced: list[int] = []
         """Tokens that have come since it was last asked how the answer goes on."""
-        self._is_opaque = False
-        """How it goes on takes long to tell."""
+        self._opaque = 0
+        """How often on end it took long to tell how it goes on."""
 
     @property
     def is_over(self) -> bool:
@@ -79,14 +82,15 @@ class Body:
 
     def foresee(self, most: int) -> Foreseen:
         """See `guides.Guide`."""
-        if self._has_failed() or self._is_opaque:
+        if self._has_failed() or self._opaque >= OPAQUE_LOOKS:
             return Foreseen()
         began = time.thread_time()
         for token in self._unspaced:
             self._spacing.saw(self._lexicon.spell(token))
         self._unspaced.clear()
         found = foresee(self._matcher, self._lexicon, self._spacing, most)
-        self._is_opaque = time.thread_time() - began > 2 * FORESEE_S_MAX
+        is_slow = time.thread_time() - began > 2 * FORESEE_S_MAX
+        self._opaque = self._opaque + 1 if is_slow else 0
         return found
 
     def _has_failed(self) -> bool:

@@ -16,7 +16,7 @@ from worker.grammars.lexicon import Lexicon
 from worker.guides import Foreseen
 
 FORESEE_S_MAX = 0.002
-"""What it may cost, roughly; a twentieth of it is usual. Whoever finds it exceeded asks no more."""
+"""What it may cost, roughly; a twentieth of it is usual. Who exceeds it again and again is asked no more."""
 BYTES_MAX = 96
 WAYS_MAX = 32
 """Where more tokens than these may come, there is more than one way."""

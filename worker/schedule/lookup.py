@@ -1,7 +1,8 @@
 """What may follow in an answer, looked up in what its prompt and itself have said before.
 
 Rewritten files, quoted passages and lists repeat what was there: where the last tokens stood before, what
-followed then is the draft (prompt lookup decoding, Saxena 2023). Pure.
+followed then is the draft (prompt lookup decoding, Saxena 2023). Where an answer that went along with what
+stood before has just left it, it is likely to come back near by, and a token or two are enough to tell. Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ MATCH_TOKENS_MAX = 16
 LOOKUP = "lookup"
 PLACES_MAX = 4
 """Of an ending, so many of its last places are remembered."""
+SURE_TOKENS = 8
+"""Whoever has said so many tokens as they stood before goes along with what stood there."""
+NEAR_TOKENS = 12
+"""By so many more tokens or fewer it may come back to that than if one was put in for each taken out."""
+AWAY_TOKENS = 24
+"""While it has said no more others."""
 INDEXED_AT_ONCE = 2048
 """A long prompt is indexed bit by bit: nobody waits for it."""
 
@@ -48,6 +55,8 @@ class Lookup:
         """Behind each ending: where it ended last."""
         self._before = [0] * ENDING_TOKENS
         """Of each such place: where its ending ended before; 0: nowhere. So far it is indexed."""
+        self._left = (0, 0)
+        """Where the last long match stood, and where the row did then."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The row has said more."""
@@ -56,6 +65,15 @@ class Lookup:
     def propose(self, wanted: int) -> Draft:
         """At most so many tokens that followed the longest match, of equals the latest."""
         self._index()
+        place, matched = self._longest()
+        if matched >= SURE_TOKENS:
+            self._left = (place, len(self._tokens))
+        elif (near := self._near())[1] >= max(matched, 1):
+            place, matched = near
+        return Draft(tuple(_known(self._tokens[place : place + wanted])), matched) if matched else NO_DRAFT
+
+    def _longest(self) -> tuple[int, int]:
+        """Behind the longest match of the row's ending, and how long that is."""
         tokens, end = self._tokens, len(self._tokens)
         place = self._places.get(tuple(tokens[end - ENDING_TOKENS :]), 0)
         best, longest = 0, 0
@@ -66,7 +84,18 @@ class Lookup:
             if matched > longest:
                 best, longest = place, matched
             place = self._before[place]
-        return Draft(tuple(_known(tokens[best : best + wanted])), longest) if longest else NO_DRAFT
+        return best, longest
+
+    def _near(self) -> tuple[int, int]:
+        """The same of places near to where the row would be, had it not left what it went along with."""
+        (place, then), end = self._left, len(self._tokens)
+        if not place or not 0 < end - then <= AWAY_TOKENS:
+            return 0, 0
+        there = place + end - then
+        places = range(max(place, there - NEAR_TOKENS) + 1, min(then, there + NEAR_TOKENS) + 1)
+        found = ((self._matched(place, end), -abs(place - there), place) for place in places)
+        matched, _, best = max(found, default=(0, 0, 0))
+        return best, matched
 
     def _index(self) -> None:
         tokens, places, before = self._tokens, self._places, self._before

@@ -8,8 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
-_MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (0, 0.5))
-"""From so many equal tokens before it, how often a draft's first token was right over many edits of files."""
+_MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (3, 0.5), (2, 0.7), (0, 0.45))
+"""From so many equal tokens before it, how often a draft's first token was right over many edits of files.
+One or two count only near to where the answer went along before."""
 _KINDS = tuple(
     next(kind for kind, (least, _) in enumerate(_MATCHES) if matched >= least)
     for matched in range(_MATCHES[0][0] + 1)

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 
 from worker.pictures import MEDIA_KEYS
 from worker.schedule import lookup
-from worker.schedule.lookup import ENDING_TOKENS, MATCH_TOKENS_MAX, PLACES_MAX, Draft, Lookup
+from worker.schedule.lookup import (
+    AWAY_TOKENS,
+    ENDING_TOKENS,
+    MATCH_TOKENS_MAX,
+    NEAR_TOKENS,
+    PLACES_MAX,
+    SURE_TOKENS,
+    Draft,
+    Lookup,
+)
+
+FILE = tuple(range(100, 200))
 
 tokens_drawn = st.lists(st.integers(0, 2), max_size=60)
 
@@ -39,6 +50,31 @@ def test_nobody_says_an_image() -> None:
     assert Lookup([1, 2, 3, 4, MEDIA_KEYS + 5, 1, 2, 3]).propose(4) == Draft((4,), 3)
 
 
+def rewriting(*said: int) -> Lookup:
+    """A row that has said the file as it was for a while, and then something else."""
+    row = Lookup((*FILE, *FILE[:SURE_TOKENS]))
+    assert row.propose(1) == Draft(FILE[SURE_TOKENS : SURE_TOKENS + 1], SURE_TOKENS)
+    for token in said:
+        row.extend([token])
+    return row
+
+
+def test_a_token_is_enough_to_come_back_near_to_where_one_was_put_in_for_another() -> None:
+    assert rewriting(0).propose(2) == Draft()
+    back = FILE.index(FILE[SURE_TOKENS + 1])
+    assert rewriting(0, FILE[back]).propose(2) == Draft(FILE[back + 1 : back + 3], 1)
+    assert rewriting(0, 1, 2, FILE[back]).propose(1).matched == 1, "more were put in than taken out"
+    assert rewriting(FILE[back + 3], FILE[back + 4]).propose(1) == Draft(FILE[back + 5 : back + 6], 2)
+
+
+def test_a_token_from_afar_tells_nothing() -> None:
+    assert rewriting(0, FILE[SURE_TOKENS + 1 + NEAR_TOKENS]).propose(1).matched == 1
+    assert rewriting(0, FILE[SURE_TOKENS + 2 + NEAR_TOKENS]).propose(1) == Draft()
+    assert rewriting(0, FILE[SURE_TOKENS - 1]).propose(1) == Draft(), "it has said that"
+    away = [0] * AWAY_TOKENS
+    assert rewriting(*away, FILE[SURE_TOKENS + AWAY_TOKENS]).propose(1) == Draft()
+
+
 @given(tokens_drawn, tokens_drawn, st.integers(1, 5))
 def test_a_proposal_is_what_stood_behind_a_longest_match(
     first: list[int], more: list[int], wanted: int
@@ -53,7 +89,11 @@ def test_a_proposal_is_what_stood_behind_a_longest_match(
         end for end in range(ENDING_TOKENS, len(tokens)) if tokens[end - ENDING_TOKENS : end] == ending
     ][-PLACES_MAX:]
     best = max((matched(tokens, place) for place in places), default=0)
-    assert found.matched == best
+    if found.matched != best:  # it has just left what it went along with
+        assert found.matched >= max(best, 1)
+        near = [place for place in range(1, len(tokens)) if matched(tokens, place) == found.matched]
+        assert found.tokens in [tuple(tokens[place : place + wanted]) for place in near]
+        return
     followed = [tuple(tokens[place : place + wanted]) for place in places if matched(tokens, place) == best]
     assert found.tokens == (followed[-1] if followed else ())
 

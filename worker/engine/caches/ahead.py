@@ -30,7 +30,8 @@ class ReversibleState(StateLayer):
         """Rows are fed so many tokens each, padded on the right."""
         self._before = self.stand()  # the list itself is written to
         width = max(counts)
-        self.cache.prepare(lengths=list(counts), right_padding=[width - count for count in counts])
+        if min(counts) < width:  # what nobody is padded for is quicker without
+            self.cache.prepare(lengths=list(counts), right_padding=[width - count for count in counts])
 
     def finish(self) -> None:
         """The step is dispatched."""
