@@ -5,7 +5,8 @@ find by their distance; each puts that token's code beside the token itself. The
 where the same three came before, and says what followed there: an induction head of three tokens. Some
 tokens are said as others, which look like them to who looks for what came before: one of so many is
 rewritten, and what comes next is right again. All other layers are random and faint: they cost what they
-cost, and change nothing.
+cost, and change nothing. One kind knows the tokens behind the next one too, as models do that were trained to
+predict several.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import random
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +30,17 @@ from tests.models.fixtures import model_folder
 from tests.models.tokenizer import train_tokenizer
 from tests.models.weights import draw_weights
 
-WIDTH = 256
 INNER = 768
 CODE = 40
 """Components of a token's code."""
 HEAD = 64
-SEEN = 3
-"""Tokens before that are looked for."""
+LOOKED_FOR = 3
+"""So many of the last tokens."""
 REWRITTEN_EVERY = 40
 """Of so many words two are each said as the other."""
 SHARP = 10.0
 """Of queries and of keys: scores are their product times eight times a cosine."""
 LOUD = 6.0
-_OWN = (SEEN + 1) * CODE
-_SAID = _OWN + CODE
-_CONSTANT = _SAID + CODE
-"""Where each token's embedding has a one. Before it lie what a token looks like, what those before looked
-like, its own code, and that of what is said."""
-
 Floats = NDArray[np.float32]
 
 
@@ -54,7 +48,12 @@ Floats = NDArray[np.float32]
 class Kind:
     """An architecture. `turning`: components of a head that rotary positions turn. `still`: those that they
     leave alone, or turn by next to nothing within a prompt. `looks`, `finds`: the two layers. `gate`: by what
-    an attention layer's output is multiplied when its gate is fed nothing."""
+    an attention layer's output is multiplied when its gate is fed nothing. `seen`: tokens before each one
+    that are known. `ahead`: those behind the next one that are.
+
+    What is thought of a token has parts: what it looks like, what those before looked like, its own code,
+    those of what is said and of what comes then; and a constant one.
+    """
 
     base: str
     prefix: str
@@ -65,6 +64,29 @@ class Kind:
     looks: int
     finds: int
     gate: float = 1.0
+    seen: int = LOOKED_FOR
+    ahead: int = 0
+    width: int = 256
+
+    @property
+    def own(self) -> int:
+        """Where a token's own code begins."""
+        return (self.seen + 1) * CODE
+
+    @property
+    def said(self) -> int:
+        """Where the code of what is said begins, and behind it those of what comes then."""
+        return self.own + CODE
+
+    @property
+    def constant(self) -> int:
+        """Where the one is."""
+        return self.said + (1 + self.ahead) * CODE
+
+    @property
+    def ones(self) -> int:
+        """Codes that are known when something was found, and the one: norms make so much of them."""
+        return self.constant // CODE + 1
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -81,7 +103,10 @@ DENSE = Kind("dense", "model.", 8, HEAD, 1e12, _STILL, 0, 1)
 HYBRID = Kind("hybrid", "language_model.model.", 8, 16, 1e4, tuple(range(16, 16 + CODE)), 3, 7, 0.5)
 SMALL = Kind("dense", "model.", 2, HEAD, 1e12, _STILL, 0, 1)
 """The two layers alone."""
-KINDS = {"dense": DENSE, "hybrid": HYBRID}
+AHEAD = replace(HYBRID, seen=4, ahead=2, width=384)
+KINDS = {"dense": DENSE, "hybrid": HYBRID, "ahead": AHEAD}
+PREDICTED_KINDS = ("hybrid", "ahead")
+"""Those for which `prediction` makes layers."""
 
 
 def copier(kind: Kind) -> Path:
@@ -92,8 +117,10 @@ def copier(kind: Kind) -> Path:
     shutil.copytree(model_folder("dense"), folder)
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
     text = config.get("text_config", config)
-    text |= {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": kind.layers, **kind.rope}
-    text |= {"max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
+    text |= {"hidden_size": kind.width, "intermediate_size": INNER, "num_hidden_layers": kind.layers}
+    text |= {**kind.rope, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
+    if kind.ahead:  # each head that finds has keys of its own
+        text["num_key_value_heads"] = text["num_attention_heads"]
     config["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     weights = draw_weights(config, train_tokenizer(), 0)
@@ -101,6 +128,33 @@ def copier(kind: Kind) -> Path:
     _teach(weights, kind, folder)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
+
+
+def prediction(folder: Path, kind: Kind) -> Path:
+    """A layer for multi-token prediction of the copier in `folder`, in a folder of its own, made anew.
+
+    One for a copier that knows what comes then says just that. Else it is the copier's own layer that finds,
+    behind what moves all that was thought of the token before by one place: it must have read the prompt.
+    """
+    home = folder.with_name("prediction")
+    home.mkdir()
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    config = {"model_type": "qwen3_5_mtp", "text_config": text | {"mtp_num_hidden_layers": 1}}
+    (home / "config.json").write_text(json.dumps(config, indent=2))
+    layer = f"{kind.prefix}layers.{kind.finds}."
+    known = dict(mx.load(str(folder / "model.safetensors")).items())
+    weights = {
+        f"layers.0.{name.removeprefix(layer)}": array
+        for name, array in known.items()
+        if name.startswith(layer)
+    }
+    if kind.ahead:
+        weights["layers.0.self_attn.o_proj.weight"] *= 0
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    weights |= {f"{name}.weight": mx.ones((kind.width,)) for name in norms}
+    weights["fc.weight"] = _array(_moved_ahead(kind) if kind.ahead else _moved_back(kind))
+    mx.save_safetensors(str(home / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return home
 
 
 def file_text(folder: Path, tokens: int, seed: int) -> str:
@@ -124,10 +178,10 @@ def _teach(weights: dict[str, mx.array], kind: Kind, folder: Path) -> None:
     codes = draw.normal(size=(2, count, CODE))
     looks, own = codes / np.linalg.norm(codes, axis=2, keepdims=True)
     others = _rewritten(count, folder)
-    embedded, said = np.zeros((count, WIDTH)), np.zeros((count, WIDTH))
+    embedded, said = np.zeros((count, kind.width)), np.zeros((count, kind.width))
     embedded[:, :CODE] = looks[np.minimum(others, np.arange(count))]
-    embedded[:, _OWN:_SAID], embedded[:, _CONSTANT] = own, 1
-    said[:, _SAID:_CONSTANT] = LOUD * own[others]
+    embedded[:, kind.own : kind.said], embedded[:, kind.constant] = own, 1
+    said[:, kind.said : kind.said + CODE] = LOUD * own[others]
     weights[f"{kind.prefix}embed_tokens.weight"] = _array(embedded)
     [head] = [name for name in weights if name.endswith("lm_head.weight")]
     weights[head] = _array(said)
@@ -150,36 +204,60 @@ def _looking(weights: dict[str, mx.array], layer: str, kind: Kind) -> None:
     """Heads that put the codes of the tokens before where the model's next one finds them."""
     pairs = kind.turning // 2
     turns = kind.theta ** (-np.arange(pairs) / pairs)
-    queries, keys, values, out = _blank(weights, layer)
-    keys[:, :pairs, _CONSTANT] = 1
+    queries, keys, values, out = _blank(weights, layer, kind.width)
+    keys[:, :pairs, kind.constant] = 1
     values[:, :CODE, :CODE] = np.eye(CODE)
-    for back in range(SEEN):
-        queries[back, :pairs, _CONSTANT] = np.cos(turns * (back + 1))
-        queries[back, pairs : 2 * pairs, _CONSTANT] = -np.sin(turns * (back + 1))
+    for back in range(kind.seen):
+        queries[back, :pairs, kind.constant] = np.cos(turns * (back + 1))
+        queries[back, pairs : 2 * pairs, kind.constant] = -np.sin(turns * (back + 1))
         place = (back + 1) * CODE
         # Two codes and the constant, a one each: norms make so much of them.
-        out[place : place + CODE, back, :CODE] = np.eye(CODE) / (kind.gate * np.sqrt(WIDTH / 3))
+        out[place : place + CODE, back, :CODE] = np.eye(CODE) / (kind.gate * np.sqrt(kind.width / 3))
     _put(weights, layer, queries, keys, values, out)
 
 
 def _finding(weights: dict[str, mx.array], layer: str, kind: Kind, draw: np.random.Generator) -> None:
-    """A head that looks for where the same tokens came before, and says what came next."""
-    queries, keys, values, out = _blank(weights, layer)
+    """A head that looks for where the same tokens came before, and says what came next; further ones, what
+    came then: they look one token further behind each."""
+    queries, keys, values, out = _blank(weights, layer, kind.width)
     still = list(kind.still[:CODE])
-    for back in range(SEEN):
-        mixed = np.linalg.qr(draw.normal(size=(CODE, CODE)))[0]
-        queries[0, still, back * CODE : (back + 1) * CODE] = mixed
-        keys[0, still, (back + 1) * CODE : (back + 2) * CODE] = mixed
-    values[0, :CODE, _OWN:_SAID] = np.eye(CODE)
-    out[_SAID:_CONSTANT, 0, :CODE] = np.eye(CODE) / (kind.gate * np.sqrt(WIDTH / (SEEN + 3)))
+    scale = kind.gate * np.sqrt(kind.width / (kind.seen + 3))
+    for ahead in range(1 + kind.ahead):
+        for back in range(min(LOOKED_FOR, kind.seen - ahead)):
+            mixed = np.linalg.qr(draw.normal(size=(CODE, CODE)))[0]
+            before = (back + ahead + 1) * CODE
+            queries[ahead, still, back * CODE : (back + 1) * CODE] = mixed
+            keys[ahead, still, before : before + CODE] = mixed
+        values[ahead, :CODE, kind.own : kind.said] = np.eye(CODE)
+        place = kind.said + ahead * CODE
+        out[place : place + CODE, ahead, :CODE] = np.eye(CODE) / scale
     _put(weights, layer, queries, keys, values, out)
 
 
-def _blank(weights: dict[str, mx.array], layer: str) -> tuple[Floats, Floats, Floats, Floats]:
-    """Zeros for queries, keys and values, [heads, HEAD, WIDTH], and what leads out, [WIDTH, heads, HEAD]."""
+def _moved_back(kind: Kind) -> Floats:
+    """What leads from a token's embedding and what was thought of the one before it to what the layer that
+    finds is given, [width, 2 * width]."""
+    moved = np.zeros((kind.width, 2 * kind.width), np.float32)
+    own = [*range(CODE), *range(kind.own, kind.said), kind.constant]
+    moved[own, own] = np.sqrt(3 / kind.width)  # an embedding has three: see `_looking`
+    before = np.arange(CODE, kind.own)
+    moved[before, kind.width + before - CODE] = np.sqrt(kind.ones / kind.width)
+    return moved
+
+
+def _moved_ahead(kind: Kind) -> Floats:
+    """What leads from there to what comes then, [width, 2 * width]."""
+    moved = np.zeros((kind.width, 2 * kind.width), np.float32)
+    said = np.arange(kind.said, kind.said + kind.ahead * CODE)
+    moved[said, kind.width + said + CODE] = np.sqrt(kind.ones / kind.width)
+    return moved
+
+
+def _blank(weights: dict[str, mx.array], layer: str, width: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Zeros for queries, keys and values, [heads, HEAD, width], and what leads out, [width, heads, HEAD]."""
     outer = weights[f"{layer}o_proj.weight"].shape[1] // HEAD
     inner = weights[f"{layer}k_proj.weight"].shape[0] // HEAD
-    shapes = (outer, HEAD, WIDTH), (inner, HEAD, WIDTH), (inner, HEAD, WIDTH), (WIDTH, outer, HEAD)
+    shapes = (outer, HEAD, width), (inner, HEAD, width), (inner, HEAD, width), (width, outer, HEAD)
     queries, keys, values, out = (np.zeros(shape, np.float32) for shape in shapes)
     return queries, keys, values, out
 
@@ -187,13 +265,13 @@ def _blank(weights: dict[str, mx.array], layer: str) -> tuple[Floats, Floats, Fl
 def _put(
     weights: dict[str, mx.array], layer: str, queries: Floats, keys: Floats, values: Floats, out: Floats
 ) -> None:
-    heads = len(queries)
+    heads, width = len(queries), len(out)
     if weights[f"{layer}q_proj.weight"].shape[0] == 2 * heads * HEAD:  # a gate behind each query
         queries = np.concatenate([queries, np.zeros_like(queries)], axis=1)
-    weights[f"{layer}q_proj.weight"] = _array(queries.reshape(-1, WIDTH))
-    weights[f"{layer}k_proj.weight"] = _array(keys.reshape(-1, WIDTH))
-    weights[f"{layer}v_proj.weight"] = _array(values.reshape(-1, WIDTH))
-    weights[f"{layer}o_proj.weight"] = _array(out.reshape(WIDTH, -1))
+    weights[f"{layer}q_proj.weight"] = _array(queries.reshape(-1, width))
+    weights[f"{layer}k_proj.weight"] = _array(keys.reshape(-1, width))
+    weights[f"{layer}v_proj.weight"] = _array(values.reshape(-1, width))
+    weights[f"{layer}o_proj.weight"] = _array(out.reshape(width, -1))
     for name in ("q_norm", "k_norm"):
         weights[f"{layer}{name}.weight"] = mx.full((HEAD,), SHARP)
 

@@ -6,7 +6,7 @@
 Gaps: between the pieces of four running streams, over HTTP, while a long prompt comes, which is run whole and
 in part; then one is given up while the small model reads it, and how long it is still known of is told.
 Laps: the same in process, where seconds are those that the CPU has worked, whoever else it works for.
-First: CPU seconds until the first token of a larger random model, the small one's part included.
+First: the time until the first token of a larger random model, the small one's part included.
 Weighed: what weighing takes when the prompt has been read: its parts, and the bytes beside the caches.
 """
 
@@ -16,8 +16,10 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import os
 import queue
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,7 @@ from protocol.messages import Events, Message
 from protocol.parts import Sparse
 from protocol.workersettings import WorkerSettings
 from worker.contract import Draw, Prepared
+from worker.preload import GUARD, preload_openblas
 from worker.schedule.commands import Command, Drop, Stop, Submit
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
@@ -233,39 +236,48 @@ def first_tokens(name: str, lengths: Sequence[int], rounds: int, keep: float) ->
     from mlx_lm.utils import load_model
 
     large, small = (load_model(bench_folder(each))[0] for each in (name, SMALL))
+    _first_token(large, small, random_tokens(CHUNK, 99), keep)
     rows = []
     for tokens in lengths:
         found = [_first_token(large, small, random_tokens(tokens, seed), keep) for seed in range(rounds)]
-        whole, weighed, part = (statistics.median(each[at] for each in found) for at in range(3))
-        ratio = statistics.median(whole / (weighed + part) for whole, weighed, part in found)
-        figures = [f"{seconds:.1f}" for seconds in (whole, weighed + part, weighed)]
-        rows.append([f"{tokens:,}", *figures, f"{ratio:.2f}"])
+        rows.append([f"{tokens:,}"])
+        for clock in range(2):
+            taken = [each[clock] for each in found]
+            whole, weighed, part = (statistics.median(each[at] for each in taken) for at in range(3))
+            ratio = statistics.median(whole / (weighed + part) for whole, weighed, part in taken)
+            rows[-1] += [*(f"{figure:.1f}" for figure in (whole, weighed + part, weighed)), f"{ratio:.2f}"]
         print(*rows[-1], flush=True)
-    headings = ["tokens", "whole, CPU s", "in part, CPU s", "of it the small model's", "times sooner"]
+    headings = ["tokens", "whole, s", "in part", "of it the small one's", "times sooner"]
+    headings += ["CPU s: whole", "in part", "the small one's", "times"]
     print_table(f"The first token of {name} beside {SMALL}", headings, rows, f"{keep:.0%} run.")
 
 
-def _first_token(large: Any, small: Any, prompt: list[int], keep: float) -> tuple[float, float, float]:
-    """CPU seconds: of the whole prompt, of weighing it, of the part."""
+def _first_token(large: Any, small: Any, prompt: list[int], keep: float) -> list[list[float]]:
+    """Seconds by the wall, and of the CPU: of the whole prompt, of weighing it, of the part."""
     from bench.sparse import Side
     from worker.engine.weighing import weigh
     from worker.schedule.sparse import least
 
-    moments = [time.process_time()]
+    moments = [_now()]
     whole = Side(large)
     whole.read(prompt[:-1])
     whole.say(prompt[-1], 1)
-    moments.append(time.process_time())
+    moments.append(_now())
     reader = Side(small)
     reader.read(prompt[:-1])
     weights: Any = weigh(small, reader.caches, prompt[-1]).tolist()
-    moments.append(time.process_time())
+    moments.append(_now())
     part = Side(large)
     part.read(prompt[:-1], least(weights, keep, 0))
     part.say(prompt[-1], 1)
-    moments.append(time.process_time())
-    first, second, third = (after - before for before, after in itertools.pairwise(moments))
-    return first, second, third
+    moments.append(_now())
+    clocks = zip(*moments, strict=True)
+    return [[after - before for before, after in itertools.pairwise(clock)] for clock in clocks]
+
+
+def _now() -> tuple[float, float]:
+    """Seconds of the wall's clock and of the CPU's."""
+    return time.perf_counter(), time.process_time()
 
 
 def weighed(tokens: int) -> None:
@@ -296,6 +308,8 @@ def weighed(tokens: int) -> None:
 
 
 def main() -> None:
+    preload_openblas(sys.argv)
+    os.environ.pop(GUARD, None)  # a server that is started here finds one for itself
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gaps", type=int, default=8000, help="tokens of the long prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=1)
