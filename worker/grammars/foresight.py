@@ -122,6 +122,8 @@ def _certain(matcher: LLMatcher, lexicon: Lexicon, tokens: list[int]) -> int:
     """How many of the first are each the only one that may stand there."""
     matcher, words = matcher.deep_copy(), np.zeros(lexicon.blank_mask.size, np.uint32)
     for count, token in enumerate(tokens):
-        if _allowed(matcher, words) != [token] or matcher.try_consume_tokens([token]) != 1:
+        if _allowed(matcher, words) != [token]:
             return count
+        if matcher.try_consume_tokens([token]) != 1:  # the end of what is over already
+            return count + 1
     return len(tokens)

@@ -95,6 +95,17 @@ def test_the_end_is_foreseen() -> None:
     assert foreseen.tokens[-1] in words.ends
 
 
+def test_the_end_of_what_is_over_is_certain() -> None:
+    words = small()
+    schema: Schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "additionalProperties": False,
+    }
+    foreseen = held(words, schema).open(words.spell_out('{"a": true  ')).foresee(9)
+    assert foreseen == Foreseen((*words.spell_out("}"), *words.ends), certain=2)
+
+
 def test_an_answer_is_laid_out_as_it_began() -> None:
     words = small()
     guide = held(words, OBJECT).open(words.spell_out('{\n  "temperature":21'))
