@@ -80,10 +80,11 @@ def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_lead
     with served_set(tmp_path, *plans, python=str(python), falls=True) as served:
         [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
         wait_for([alone], 60)
+        [_, second] = served.whole()  # before there are streams: these would be over meanwhile
         streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
         wait_until_flowing(streams)
         python.unlink()  # a machine that does not come back
-        served.whole()[1].kill()
+        second.kill()
         wait_for(streams, 120)
         assert [stream.texts for stream in streams] == [alone.texts] * STREAMS
         for stream in streams:

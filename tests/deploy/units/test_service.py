@@ -217,7 +217,9 @@ def test_systemd_finds_nothing_to_say_against_the_units(tmp_path: Path, environ:
     if shutil.which("systemd-analyze"):
         words = ["systemd-analyze", "verify", "--user", "--man=no", *map(str, folder.iterdir())]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        # Of the machine's own units there may be something to say.
+        said = [line for line in done.stderr.splitlines() if any(name in line for name in files)]
+        assert (done.returncode, said) == (0, [])
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=40))
