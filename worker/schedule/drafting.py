@@ -31,7 +31,7 @@ from worker.schedule.worth import Worth
 log = logging.getLogger(__name__)
 
 DOUBTED_STEPS = 400
-"""After so many with drafts in a row it is measured again what a plain one takes."""
+"""After so many with drafts it is measured again what a plain one takes."""
 FUTILE_STEPS = 8
 """Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
 _SELDOM_STEPS = 16
@@ -77,7 +77,8 @@ class Drafting:
         self._futile = 0
         """Steps on end for which rows were asked how they go on, and no draft was made."""
         self._since = SETTLING_STEPS
-        self._running = 0
+        self._unchecked = 0
+        """Steps with drafts since a plain one was measured."""
         self._lap_at: float | None = None
         self._tallies: dict[str, Tried] = {}
         """By source, since the start."""
@@ -189,11 +190,11 @@ class Drafting:
         tokens = len(step.tokens) + sum(map(len, step.further.values()))
         self._lap(rows, tokens, None if self._lap_at is None else now - self._lap_at)
         self._lap_at = now
-        self._running = self._running + 1 if self._drafts else 0
-        self._choices.has_drafted(is_so=self._running > 0)
-        if self._running >= DOUBTED_STEPS:
+        self._choices.has_drafted(is_so=bool(self._drafts))
+        self._unchecked += bool(self._drafts)
+        if self._unchecked >= DOUBTED_STEPS:
             self._costs.forget(rows)
-            self._running = 0
+            self._unchecked = 0
         if self._guessing is not None:
             self._guessing.learn(step)
         tried: dict[str, Tried] = {}
@@ -225,6 +226,7 @@ class Drafting:
         if not is_turning and (self._drafts or is_quiet):
             columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
             self._costs.learn(rows, columns, seconds, guesses)
+            self._unchecked *= columns > 0
 
     def _learn_tried(self, id: str, draft: Draft, said: Sequence[int]) -> Tried:
         right = _agreeing(draft.tokens, said)
