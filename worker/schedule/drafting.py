@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 DOUBTED_STEPS = 400
 """After so many with drafts it is measured again what a plain one takes."""
+HOPELESS_STEPS = 4096
+"""After so many for which no drafts would have paid it is measured again what columns cost."""
 FUTILE_STEPS = 8
 """Where what rows are held to was asked for so often, and no draft made of it, it is asked for less often."""
 _SELDOM_STEPS = 16
@@ -76,6 +78,8 @@ class Drafting:
         self._worth = Worth()
         self._futile = 0
         """Steps on end for which rows were asked how they go on, and no draft was made."""
+        self._hopeless = 0
+        """Steps for which no drafts would have paid, whatever they were."""
         self._since = SETTLING_STEPS
         self._unchecked = 0
         """Steps with drafts since a plain one was measured."""
@@ -118,9 +122,19 @@ class Drafting:
         if self._guessing is not None:
             self._guessing.begin()
         self._found, self._drafts = {}, {}
-        if self._is_on and not self._worth.is_resting and self._may_pay(len(rows)):
-            self._draft(rows, foresee)
+        if self._is_on and not self._worth.is_resting:
+            if self._may_pay(len(rows)):
+                self._draft(rows, foresee)
+            else:
+                self._doubt()
         return {id: draft.tokens for id, draft in self._drafts.items()}
+
+    def _doubt(self) -> None:
+        """Nothing would pay, as far as is known: once in a while that is found out anew."""
+        self._hopeless += 1
+        if self._hopeless >= HOPELESS_STEPS:
+            self._costs.doubt_prices()
+            self._hopeless = 0
 
     def _may_pay(self, rows: int) -> bool:
         return self._guessing is not None or self._choices.may_pay(rows)

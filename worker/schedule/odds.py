@@ -39,6 +39,8 @@ COST_MIN = 1.02
 """No step with drafts is quicker than a plain one: where it seems so, the machine was busy meanwhile."""
 GUESSED_LAPS = 4
 """Before a step with guesses is believed to be dearer than usual, so many have been measured."""
+DOUBTS = 2
+"""Of prices that are learned anew, so many are learned by few columns."""
 PLAIN_LAPS = 4
 """Before anything is compared with a plain step, so many have been measured."""
 
@@ -153,6 +155,8 @@ class Costs:
     """How many of them have been measured."""
     _prices: dict[tuple[int, int], Median] = field(default_factory=dict)
     """By rows and columns: what each column behind the first added, in plain steps."""
+    _doubts: int = 0
+    """So many prices are to be learned before one is known again."""
     _guessed: dict[tuple[int, int, int], Median] = field(default_factory=dict)
     """Seconds of steps with guesses."""
 
@@ -188,12 +192,16 @@ class Costs:
 
     def knows_price(self, rows: int) -> bool:
         """And what columns add to it."""
-        return any(known == _step(rows) for known, _ in self._prices)
+        return not self._doubts and any(known == _step(rows) for known, _ in self._prices)
 
     def plain(self, rows: int) -> float:
         """Seconds of a plain step; 0 where none has been measured."""
         known = self._plain.get(_step(rows))
         return known.value if known else 0.0
+
+    def doubt_prices(self) -> None:
+        """What columns add is to be learned anew: the machine may have been busy."""
+        self._prices, self._doubts = {}, DOUBTS
 
     def forget_guessed(self) -> None:
         """What steps take whose drafts a network guesses is to be measured anew."""
@@ -218,6 +226,7 @@ class Costs:
 
     def _learn_price(self, rows: int, columns: int, price: float) -> None:
         # What was expected counts as measured once: a first step may be slow by chance.
+        self._doubts = max(0, self._doubts - 1)
         before = Median.of(self._price(rows, columns))
         self._prices.setdefault((_step(rows), _step(columns)), before).learn(max(0.0, price))
 

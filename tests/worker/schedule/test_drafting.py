@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,10 @@ import pytest
 from worker.contract import Draw, Drawn, Prepared, Step
 from worker.guides import Foreseen
 from worker.pictures import MEDIA_KEYS
-from worker.schedule.drafting import DRAFTED_MAX, Drafting
+from worker.schedule.drafting import DRAFTED_MAX, HOPELESS_STEPS, Drafting
 from worker.schedule.known import EMPTY_LOOKUPS, SELDOM_TOKENS, VAIN_LOOKUPS, Known
 from worker.schedule.lookup import Lookup
-from worker.schedule.odds import PLAIN_LAPS, Costs, Odds, Rate
+from worker.schedule.odds import DOUBTS, PLAIN_LAPS, Rate
 from worker.schedule.rows import Row
 
 DICE = random.Random(11)
@@ -269,28 +268,6 @@ def test_what_is_lost_between_drafts_ends_them_as_well() -> None:
     assert machine.now < 1.06 * len(answer) + 12
 
 
-def test_odds_begin_as_usual_and_become_what_is_seen() -> None:
-    odds = Odds()
-    assert odds.of(3) < odds.of(8) < odds.of(16)
-    for _ in range(100):
-        odds.learn(16, right=0, tried=4)
-        odds.learn(3, right=4, tried=4)
-    assert odds.of(16) < 0.15
-    assert odds.of(3) > 0.9
-
-
-def test_costs_are_guessed_until_they_are_measured() -> None:
-    costs = Costs()
-    assert costs.of(1, 3) == math.inf
-    for _ in range(PLAIN_LAPS):
-        costs.learn(1, 0, 0.010)
-    assert 1.0 < costs.of(1, 3) < costs.of(1, 9) < math.inf
-    costs.learn(1, 4, 0.012)
-    assert costs.of(1, 4) == pytest.approx(1.2)
-    costs.learn(1, 4, 5.0)
-    assert costs.of(1, 4) < 2, "one that is far off does not count for all it is"
-
-
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("column_s", [0.05, 0.25, 1.0])
 @pytest.mark.parametrize("kind", ["right", "wrong", "by turns", "new"])
@@ -352,6 +329,21 @@ def test_where_not_even_right_drafts_would_pay_nothing_is_looked_up() -> None:
     assert machine.drafting._sources["a"].seen < 2 * PLAIN_LAPS
 
 
+@pytest.mark.parametrize("column_s", [0.05, 1.0])
+def test_a_price_that_was_measured_beside_other_work_is_not_believed_for_ever(column_s: float) -> None:
+    machine, file = Machine(Drafting(column_price=2.0), column_s), FILE[:80]
+    for number in range(2 * HOPELESS_STEPS // len(file)):
+        id = str(number)
+        took = machine.play([row_of(id, prompt_for("right", file))], {id: file})
+        machine.drafting.drop(id)
+    drafted = sum(width > 1 for width in machine.widths)
+    if column_s < 1:
+        assert took < 0.5 * len(file)
+    else:
+        assert took == len(file)
+        assert 0 < drafted < 0.001 * len(machine.widths) + DOUBTS
+
+
 def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
     drafting, row, now = measured(), row_of("a", [1, 2], draw=HELD), float(PLAIN_LAPS)
     for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
@@ -359,29 +351,3 @@ def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
         now += seconds
         drafting.learn(Step({"a": 7}, {}, {}, {"a": [Drawn(8), Drawn(9)]}), 1, now)
         assert drafting._costs.of(1, 3) == pytest.approx(cost)
-
-
-def test_what_is_not_measured_costs_as_what_is_most_like_it() -> None:
-    costs = Costs(column_price=0.5)
-    for rows in (1, 2, 16):
-        for _ in range(PLAIN_LAPS):
-            costs.learn(rows, 0, 1.0)
-    assert costs.of(1, 3) == costs.of(16, 3) == pytest.approx(2.0)
-    assert costs.knows_price(1)
-    assert not costs.knows_price(16)
-    costs.learn(16, 3, 1.2)
-    assert costs.knows_price(16)
-    assert costs.of(16, 3) == pytest.approx(1.2)
-    assert costs.of(16, 16) == pytest.approx(2.5), "as others of so many rows"
-    assert costs.of(2, 3) == pytest.approx(2.0), "as those of one row, which are nearer"
-    assert costs.of(1, 16) == pytest.approx(8.5)
-
-
-def test_a_first_step_that_is_slow_is_believed_when_another_is() -> None:
-    costs = Costs(column_price=0.1)
-    for _ in range(PLAIN_LAPS):
-        costs.learn(4, 0, 1.0)
-    costs.learn(4, 3, 9.0)
-    assert costs.of(4, 3) == pytest.approx(1.2)
-    costs.learn(4, 3, 3.0)
-    assert costs.of(4, 3) == pytest.approx(3.0)
