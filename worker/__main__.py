@@ -115,9 +115,20 @@ def _look_ahead() -> None:
     look_ahead()
 
 
+def _status(ended: SystemExit) -> int:
+    """What the interpreter would end with, once it has said what it would say."""
+    if isinstance(ended.code, str):
+        print(ended.code, file=sys.stderr)
+    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+
+
 if __name__ == "__main__":
-    status = main()
+    try:
+        status = main()
+    except SystemExit as ended:  # of settings that cannot be taken, in a spare that has imported MLX
+        status = _status(ended)
     logging.shutdown()
+    sys.stdout.flush()
     sys.stderr.flush()
     # Not SystemExit: MLX's threads abort in the interpreter's teardown, and one in the middle of a forward
     # pass would be waited for. Nothing is left to save at this point.
