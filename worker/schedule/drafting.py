@@ -123,10 +123,11 @@ class Drafting:
             self._guessing.begin()
         self._found, self._drafts = {}, {}
         if self._is_on and not self._worth.is_resting:
-            if self._may_pay(len(rows)):
-                self._draft(rows, foresee)
-            else:
+            is_hopeless = not self._choices.may_pay(len(rows))
+            if is_hopeless:
                 self._doubt()
+            if not is_hopeless or self._guessing is not None:
+                self._draft(rows, foresee)
         return {id: draft.tokens for id, draft in self._drafts.items()}
 
     def _doubt(self) -> None:
@@ -135,9 +136,6 @@ class Drafting:
         if self._hopeless >= HOPELESS_STEPS:
             self._costs.doubt_prices()
             self._hopeless = 0
-
-    def _may_pay(self, rows: int) -> bool:
-        return self._guessing is not None or self._choices.may_pay(rows)
 
     def _draft(self, rows: Sequence[Row], foresee: Foresee) -> None:
         if self._futile >= FUTILE_STEPS and self._futile % _SELDOM_STEPS:
