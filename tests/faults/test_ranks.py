@@ -50,9 +50,9 @@ def test_ranks_that_wait_for_each_other_for_ever_are_ended_in_time_and_streams_g
     with served_set(tmp_path, python=str(python)) as served:
         [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
         wait_for([alone], 60)
+        members = served.whole()  # before there are streams: these would be over meanwhile
         streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
         wait_until_flowing(streams)
-        members = served.whole()
         members[1].send_signal(signal.SIGUSR1)
         assert not psutil.wait_procs(members, timeout=3 * STALL_S)[1]
         wait_for(streams, 120)
